@@ -120,7 +120,7 @@ def plan_jobs(
     if resume and (Path(resume).name != resume or resume.startswith(".")):
         raise UserError(f"--resume {resume}: give the launch's name, as it was printed")
     launch = resume or f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{command}"
-    priced = "gpu" in SCHEMAS[composed_as].__dataclass_fields__
+    has_gpu_key = "gpu" in SCHEMAS[composed_as].__dataclass_fields__
     memory = container_memory_mib([config.model, *drafts])
     jobs = [
         Job(
@@ -129,7 +129,7 @@ def plan_jobs(
             command=command,
             gpu=gpu,
             card=card,
-            overrides=(*overrides, *([f"gpu={card.name}"] if priced else [])),
+            overrides=(*overrides, *([f"gpu={card.name}"] if has_gpu_key else [])),
             prompts=_prompt_files(config),
             memory_mib=memory,
             engine=engine,

@@ -409,10 +409,10 @@ def _check_build(kind: DraftKind, where: str) -> None:
     """Refuse a build without this kind of draft; a build that does not list its kinds is tried."""
     start, wanted = program(), SPEC_TYPES.get(kind)
     if len(start) == 1:
-        told = subprocess.run(
+        help_text = subprocess.run(
             [*start, "--help"], capture_output=True, text=True, timeout=HELP_S, check=False
         ).stdout
-        listed = re.search(r"--spec-type\s+(\S+)", told)
+        listed = re.search(r"--spec-type\s+(\S+)", help_text)
         names = set(re.findall(r"[a-z0-9-]+", listed[1])) if listed else set[str]()
     else:
         enum = vars(import_module(SPEC.wheel).common_speculative_type)

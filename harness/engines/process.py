@@ -117,8 +117,10 @@ class ServerProcess:
         text = self._log.read_bytes()[self._log_begin :].decode(errors="replace")
         lines = [LOG_PREFIX.sub("", line, count=1).rstrip() for line in text.splitlines()]
         lines = [line for line in lines if line and (not line[0].isspace() or REFUSED in line)]
-        told = (line.lower() for line in lines)
-        is_error = [("error" in line or "fail" in line) and "warning" not in line for line in told]
+        lowered = (line.lower() for line in lines)
+        is_error = [
+            ("error" in line or "fail" in line) and "warning" not in line for line in lowered
+        ]
         errors = [line for line, wanted in zip(lines, is_error, strict=True) if wanted]
         last = dict.fromkeys(reversed(errors or lines[-1:] or ["nothing was printed"]))
         shown = [" ".join(line.split())[:SHOWN_CHARACTERS] for line in [*last][:SHOWN_LINES]]

@@ -276,8 +276,8 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
     )
 
 
-def _first(told: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((told[name] for name in names if told.get(name) is not None), None)
+def _first(meta: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((meta[name] for name in names if meta.get(name) is not None), None)
 
 
 def adapter(spec: EngineSpec) -> Adapter:

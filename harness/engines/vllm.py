@@ -301,12 +301,12 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
     """
     (choice, *_) = answer.get("choices") or [{}]
     metrics, usage = answer.get("metrics") or {}, answer.get("usage")
-    tokens, told = token_ids(choice.get("token_ids")), metrics.get("speculative_decoding")
-    counted = counts(told)
+    tokens, spec_metrics = token_ids(choice.get("token_ids")), metrics.get("speculative_decoding")
+    counted = counts(spec_metrics)
     return ServedRecord(
         engine="vllm",
         returned=len(tokens or ()) if usage is None else int(usage["completion_tokens"]),
-        steps=rounds_of(tokens, told) if tokens and told is not None else None,
+        steps=rounds_of(tokens, spec_metrics) if tokens and spec_metrics is not None else None,
         prefill_s=seconds(metrics.get("time_to_first_token_ms")),
         decode_s=seconds(metrics.get("generation_time_ms")),
         stop_reason=STOP_REASONS.get(str(choice.get("finish_reason"))),
@@ -328,35 +328,39 @@ def _by_id(listed: Mapping[str, float] | None) -> dict[int, float]:
     }
 
 
-def counts(told: Mapping[str, Any] | None) -> dict[str, Any]:
+def counts(spec_metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     """The fields of a record from vLLM's counts of a request.
 
-    `told` is `speculative_decoding` of an answer; None for plain decoding.
+    `spec_metrics` is `speculative_decoding` of an answer; None for plain decoding.
     """
-    if told is None:
+    if spec_metrics is None:
         return {"k": 0}
-    steps, drafted = told.get("per_step_accepted"), told.get("per_step_drafted")
-    histogram = told.get("acceptance_histogram") or Counter(steps or ())
+    steps, drafted = spec_metrics.get("per_step_accepted"), spec_metrics.get("per_step_drafted")
+    histogram = spec_metrics.get("acceptance_histogram") or Counter(steps or ())
     pairs = histogram.items() if isinstance(histogram, Mapping) else enumerate(histogram)
     by_length = {int(kept): int(rounds) for kept, rounds in pairs}
-    k = told.get("num_spec_tokens") or max(drafted or by_length or [0])
+    k = spec_metrics.get("num_spec_tokens") or max(drafted or by_length or [0])
     if max(by_length, default=0) > k:
         raise ValueError(f"{max(by_length)} tokens accepted in a round of K={k}")
     if steps is not None and drafted is not None and len(steps) != len(drafted):
         raise ValueError(f"per_step_drafted of {len(drafted)} rounds, accepted of {len(steps)}")
     if steps is not None:
         counted = {"num_spec_steps": len(steps), "num_accepted_draft_tokens": sum(steps)}
-        told = {"num_draft_tokens": sum(drafted or [k] * len(steps)), **counted, **told}
+        spec_metrics = {
+            "num_draft_tokens": sum(drafted or [k] * len(steps)),
+            **counted,
+            **spec_metrics,
+        }
     return {
         "k": int(k),
-        "rounds": int(told["num_spec_steps"]),
-        "drafted": int(told["num_draft_tokens"]),
-        "accepted": int(told["num_accepted_draft_tokens"]),
+        "rounds": int(spec_metrics["num_spec_steps"]),
+        "drafted": int(spec_metrics["num_draft_tokens"]),
+        "accepted": int(spec_metrics["num_accepted_draft_tokens"]),
         "accepted_lengths": tuple(by_length.get(kept, 0) for kept in range(int(k) + 1)),
     }
 
 
-def rounds_of(tokens: Sequence[int], told: Mapping[str, Any]) -> tuple[Round, ...] | None:
+def rounds_of(tokens: Sequence[int], spec_metrics: Mapping[str, Any]) -> tuple[Round, ...] | None:
     """The rounds of a text, from an answer's counts of each step.
 
     A round emits its accepted tokens and one of the target's own; the last round emits fewer where
@@ -364,12 +368,12 @@ def rounds_of(tokens: Sequence[int], told: Mapping[str, Any]) -> tuple[Round, ..
 
     Args:
         tokens: the returned tokens, including the prefill's.
-        told: `speculative_decoding` of the answer.
+        spec_metrics: `speculative_decoding` of the answer.
 
     Returns:
         The rounds; None where the answer has only sums, or the counts do not fit the text.
     """
-    accepted, drafted = told.get("per_step_accepted"), told.get("per_step_drafted")
+    accepted, drafted = spec_metrics.get("per_step_accepted"), spec_metrics.get("per_step_drafted")
     if accepted is None or drafted is None:
         return None
     rounds: list[Round] = []

@@ -236,8 +236,8 @@ def _merged_values(counts: Mapping[str, int], least: float) -> dict[str, str]:
     by_size = sorted(counts, key=lambda value: (counts[value], value))
     rare: list[str] = []
     for value in by_size:
-        held = sum(counts[each] for each in rare)
-        if held >= least or (not rare and counts[value] >= least):
+        merged = sum(counts[each] for each in rare)
+        if merged >= least or (not rare and counts[value] >= least):
             break
         rare.append(value)
     if len(rare) == len(by_size):

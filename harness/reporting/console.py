@@ -171,8 +171,8 @@ def _next_step(content: Content, out: Console) -> Lines:
     if content.next_step is None:
         return ()
     text, command = content.next_step.text, content.next_step.command
-    said = _wrapped(out, [Text(f"Next: {text}{':' if command else '.'}")])
-    return (*said, Text(command)) if command else said
+    lines = _wrapped(out, [Text(f"Next: {text}{':' if command else '.'}")])
+    return (*lines, Text(command)) if command else lines
 
 
 def _sentences(texts: Sequence[str], out: Console, *, importance: int, most: int) -> _Block:

@@ -99,8 +99,8 @@ def unknown_above_zero(rows: Iterable[GridRow]) -> tuple[str, ...]:
     sampled = [row.servers for row in rows if row.temperature and not row.answer.timed]
     named = [spec_of(name) for servers in sampled for name in servers if name is not None]
     places = dict.fromkeys(spec.unknown_above_zero for spec in named)
-    said = " and ".join(filter(None, places))
-    return (f"Above temperature 0 nothing is known of {said}.",) if said else ()
+    builds = " and ".join(filter(None, places))
+    return (f"Above temperature 0 nothing is known of {builds}.",) if builds else ()
 
 
 def engines_by_rule() -> dict[Rule, str]:

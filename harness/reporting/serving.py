@@ -224,8 +224,8 @@ def _only_here(served: ServedSummary, answer: Answer) -> Sequence[str]:
 
 def _version(served: ServedSummary) -> str:
     """The engine with the version that it reported."""
-    told = served.version if served.version != "unknown" else "of unknown version"
-    return f"{spec_of(served.engine).title} {told}"
+    version = served.version if served.version != "unknown" else "of unknown version"
+    return f"{spec_of(served.engine).title} {version}"
 
 
 def _timed_with(served: ServedSummary) -> str:
@@ -270,8 +270,8 @@ def _engine_snippet(summary: Summary, own: Answer, server: str) -> Snippet:
     if served.kind not in engine.lines:
         return Snippet(title, "", (UNKNOWN.format(draft=served.draft),))
     lacking = kind_of(own.draft, summary.run.models)
-    said = "" if lacking in (*engine.lines, "unknown") else f"{not_available(lacking)} "
-    known = f"{said}{_evidence(answer)}"
+    missing = "" if lacking in (*engine.lines, "unknown") else f"{not_available(lacking)} "
+    known = f"{missing}{_evidence(answer)}"
     return replace(_draft_snippet(engine, served, title, known), measure=measure, then=IF_IT_PAYS)
 
 

@@ -33,11 +33,11 @@ def goal(plan: Plan) -> str:
 
 def banner(summary: Summary) -> str | None:
     """The warning not to act on the plan, where other work disturbed the loads; else None."""
-    said = first(summary.caveats, code="loads_disturbed")
-    if said is None:
+    caveat = first(summary.caveats, code="loads_disturbed")
+    if caveat is None:
         return None
     return (
-        f"NO CHOICE TO ACT ON: other work kept {said.values['others']:.2f} processors busy while"
+        f"NO CHOICE TO ACT ON: other work kept {caveat.values['others']:.2f} processors busy while"
         " the run's loads were timed, so its own report names no K under load either. What follows"
         " is of a busy machine: measure the loads on a quiet one."
     )
@@ -100,10 +100,10 @@ def _rate(value: float) -> str:
 def _details(plan: Plan) -> Iterator[str]:
     best, plain = plan.best, plan.plain
     if best is not None:
-        held = _about(best.largest_rate, best.largest_rate_lo, best.largest_rate_hi)
-        text = f"One card holds {held} requests/s with {_draft_and_k(best)}"
+        rate = _about(best.largest_rate, best.largest_rate_lo, best.largest_rate_hi)
+        text = f"One card holds {rate} requests/s with {_draft_and_k(best)}"
         if best is plain:
-            text = f"One card holds {held} requests/s without a draft"
+            text = f"One card holds {rate} requests/s without a draft"
         elif best.rate_ratio is not None:
             text += f", {fmt.gain(best, 'rate_ratio')} what it holds without a draft"
         most = _about(best.capacity, best.capacity_lo, best.capacity_hi)

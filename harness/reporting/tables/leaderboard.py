@@ -87,8 +87,8 @@ def name_of(row: LeaderboardRow, marks: Mapping[str, str]) -> str:
     """The name of a row's draft with its marks, or "do not speculate" for plain decoding."""
     if row.draft is None:
         return PLAIN
-    said = ", ".join(filter(None, (CORRECTED if row.corrected else "", marks.get(row.draft))))
-    return f"{row.draft} ({said})" if said else row.draft
+    remarks = ", ".join(filter(None, (CORRECTED if row.corrected else "", marks.get(row.draft))))
+    return f"{row.draft} ({remarks})" if remarks else row.draft
 
 
 RANK = Column[LeaderboardRow]("rank", lambda row: row.rank, fmt.count, key=True)
