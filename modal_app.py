@@ -14,13 +14,13 @@
 
 `smoke` checks a card before anything is measured on it. The configuration is composed and checked
 here first, so that a mistake is reported before any GPU is rented. A small container without a GPU
-then runs the jobs, so the machine that started the command may be switched off: with `modal run
---detach` the jobs continue, and the same command with `--resume LAUNCH` copies the results here
-later; if the launch still runs, it waits for the launch and starts nothing. Models are downloaded
-once, into a volume. Runs are written into another volume, where a container that replaces a stopped
-one finds and continues them. The run folders are copied into the local results/. If `HF_TOKEN` is
-set here, it is passed on for gated models. `server` measures the pair on vLLM or SGLang, each in
-its own image, which no other command builds. docs/cloud.md has the details.
+then runs the jobs, so the machine that started the command may be switched off: with `--detach`
+behind `modal run` the jobs continue, and the same command with `--resume LAUNCH` copies the results
+here later; if the launch still runs, it waits for the launch and starts nothing. Models are
+downloaded once, into a volume. Runs are written into another volume, where a container that
+replaces a stopped one finds and continues them. The run folders are copied into the local results/.
+If `HF_TOKEN` is set here, it is passed on for gated models. `server` measures the pair on vLLM or
+SGLang, each in its own image, which no other command builds. docs/cloud.md has the details.
 """
 
 import argparse
