@@ -1,4 +1,4 @@
-"""The commands on rented GPUs; thin, because all the work is in the package.
+"""The commands on rented GPUs, as a Modal app over the package.
 
 `harness.cloud.jobs` makes one job for each card, `harness.cloud.remote` runs and combines them.
 
@@ -15,13 +15,12 @@
 `smoke` checks a card before anything is measured on it. The configuration is composed and checked
 here first, so that a mistake is reported before any GPU is rented. A small container without a GPU
 then runs the jobs, so the machine that started the command may be switched off: with `--detach`
-behind `modal run` it continues without it, and the same command with `--resume LAUNCH` copies the
-results here later; where the launch still runs, it waits for it, and starts nothing. Models are
-downloaded once, into a volume; runs are written into another, where a container that replaces a
-stopped one finds them and continues. The run folders are copied into the local results/.
-`HF_TOKEN`, where it is set here, is passed on for gated models. `server` measures the pair on vLLM
-or SGLang, each in an image of its own, which no other command builds. docs/cloud.md has the
-details.
+behind `modal run` the jobs continue, and the same command with `--resume LAUNCH` copies the results
+here later; if the launch still runs, it waits for the launch and starts nothing. Models are
+downloaded once, into a volume. Runs are written into another volume, where a container that
+replaces a stopped one finds and continues them. The run folders are copied into the local results/.
+If `HF_TOKEN` is set here, it is passed on for gated models. `server` measures the pair on vLLM or
+SGLang, each in its own image, which no other command builds. docs/cloud.md has the details.
 """
 
 import argparse
@@ -40,9 +39,9 @@ from typing import TYPE_CHECKING, Any
 
 import modal
 
-from harness.serving.engines import rented  # which needs no library
+from harness.serving.engines import rented  # this import needs no library
 
-if TYPE_CHECKING:  # the rest of the harness is imported only where work is done
+if TYPE_CHECKING:  # the rest of the harness is imported only in the functions that need it
     from harness.cloud.jobs import Job
     from harness.cloud.remote import Delivery
 
@@ -51,11 +50,11 @@ HUB_CACHE, COMPILED, RUNS = "/cache/huggingface", "/cache/compiled", "/runs"
 CPUS = 4.0
 TIMEOUT_S = 4 * 60 * 60
 WAIT_S = 24 * 60 * 60
-# Between two lines that say what is waited for
+# Seconds between two lines on a wait
 SILENCE_S = 60.0
-# The file, next to what a call writes, that holds its id
+# The file with the id of a call, in the folder that the call writes
 CALL = "call.json"
-# Modal was not reached, which says nothing of a call
+# Errors of reaching Modal, after which the state of a call is not known
 UNKNOWN = (
     modal.exception.AuthError,
     modal.exception.ConnectionError,
@@ -65,12 +64,12 @@ UNKNOWN = (
 )
 
 DEFAULT_ENGINE = "vllm"
-# Their kernels are compiled for the card by CUDA's own compiler
+# The engines compile kernels for the card with CUDA's compiler
 CUDA = "nvidia/cuda:13.0.1-devel-ubuntu24.04"
 
 
 def _with_packages(base: modal.Image) -> modal.Image:
-    """What the harness needs, installed; its own files are added last."""
+    """The image with the packages that the harness needs; its own files are added last."""
     return (
         base.apt_install("gcc", "g++")  # Triton and inductor compile their launchers
         .pip_install_from_pyproject(str(HERE / "pyproject.toml"), optional_dependencies=["rented"])
@@ -79,8 +78,8 @@ def _with_packages(base: modal.Image) -> modal.Image:
                 "HF_HOME": HUB_CACHE,
                 "TORCHINDUCTOR_CACHE_DIR": f"{COMPILED}/inductor",
                 "TRITON_CACHE_DIR": f"{COMPILED}/triton",
-                "VLLM_CACHE_ROOT": f"{COMPILED}/vllm",  # what it compiles and autotunes
-                # Else one compiler per core of the machine, of which a container has a few
+                "VLLM_CACHE_ROOT": f"{COMPILED}/vllm",  # its compiled and autotuned kernels
+                # By default one compiler per core of the machine; a container has only a few
                 "TORCHINDUCTOR_COMPILE_THREADS": str(round(CPUS)),
             }
         )
@@ -88,9 +87,9 @@ def _with_packages(base: modal.Image) -> modal.Image:
 
 
 def _with_engine(name: str) -> modal.Image:
-    """An engine on PATH, in a Python of its own: it needs another torch than the harness."""
+    """The image with an engine on PATH, in its own Python, since it needs another torch."""
     base = modal.Image.from_registry(CUDA, add_python="3.12").entrypoint([])
-    # FlashInfer calls ninja by its name, and that of the engine's Python is not on PATH
+    # FlashInfer calls ninja by its name, and the one in the engine's Python is not on PATH
     kernels = {"FLASHINFER_WORKSPACE_BASE": f"{COMPILED}/flashinfer"}
     return _with_packages(base.apt_install("ninja-build").env(kernels)).run_commands(
         "python -m venv /opt/engine",
@@ -100,27 +99,27 @@ def _with_engine(name: str) -> modal.Image:
 
 
 def _with_files(base: modal.Image) -> modal.Image:
-    """Folders rather than Python sources: conf/, prompts and embedded models must come along."""
+    """The image with the folders of the harness, which contain prompts and embedded models too."""
     return (
         base.add_local_dir(str(HERE / "harness"), "/root/harness", ignore=["**/__pycache__"])
         .add_local_dir(str(HERE / "conf"), "/root/conf")
-        # What a smoke run runs
+        # The benchmark of a smoke run
         .add_local_file(str(HERE / "benchmarks" / "gpu.py"), "/root/benchmarks/gpu.py")
     )
 
 
 def _typed_engine(words: Sequence[str]) -> str | None:
-    """The engine that `modal run modal_app.py::server` is asked for; None for every other line.
+    """The engine on the command line of `modal run modal_app.py::server`; None for other commands.
 
     Modal creates all functions of an app, and so builds their images, before it calls the
-    entrypoint. So what is registered has to be decided while this file is read.
+    entrypoint. So the functions to register must be decided while this file is imported.
     """
     entrypoints = [index for index, word in enumerate(words) if re.search(r"(::|\.)server$", word)]
     if not entrypoints:
         return None
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--engine", default=DEFAULT_ENGINE)
-    with suppress(argparse.ArgumentError):  # Modal's own parser says what is wrong
+    with suppress(argparse.ArgumentError):  # Modal's own parser reports the error
         engine = parser.parse_known_args(words[entrypoints[0] + 1 :])[0].engine
         return engine if engine in rented() else None
     return None
@@ -141,24 +140,24 @@ ON_A_CARD: dict[str, Any] = {
     "volumes": {HUB_CACHE: hub_cache, COMPILED: compiled, RUNS: runs},
     "secrets": secrets,
     "timeout": TIMEOUT_S,
-    # Else a job is tried again in the process whose CUDA context an error has broken
+    # Otherwise a retry would run in the same process, whose CUDA context an error may have broken
     "single_use_containers": True,
-    # A second container finds what the first one stored, and continues it
+    # A second container finds the stored run of the first one, and continues it
     "retries": modal.Retries(max_retries=2, initial_delay=5.0, backoff_coefficient=1.0),
 }
 
 
 @app.function(image=image, **ON_A_CARD)
 def on_gpu(job: "Job", root: str = RUNS) -> "Delivery":
-    """Run one job on this container's GPU, or what is missing of it, and return its run."""
+    """Run one job, or the missing part of it, on this container's GPU, and return its run."""
     return _run(job, root)
 
 
 def _for_engine(function: Any) -> Any:
-    """Register a function in the image of the engine that was asked for, if one was.
+    """Register a function with the image of the engine on the command line, if there is one.
 
-    A container reads this file too, without the command line: there a function is found by its
-    name, and its image is settled.
+    A container imports this file too, without the command line. There functions are found by their
+    names, and the image is already chosen.
     """
     engine = _typed_engine(sys.argv) if modal.is_local() else DEFAULT_ENGINE
     if engine is None:
@@ -168,7 +167,7 @@ def _for_engine(function: Any) -> Any:
 
 @_for_engine
 def on_engine(job: "Job", root: str = RUNS) -> "Delivery":
-    """The same, next to the engine that is measured."""
+    """Run one job in the image of the measured engine; see `on_gpu`."""
     return _run(job, root)
 
 
@@ -189,7 +188,8 @@ def _run(job: "Job", root: str) -> "Delivery":
 def _as_its_own_errors() -> Iterator[None]:
     """Raise a call's own time-outs, and Modal's errors in it, as RuntimeErrors.
 
-    A caller that polls takes them for answers: there is no result yet, or it is not known.
+    A polling caller would take such an error for its own: that there is no result yet, or that the
+    state of the call is not known.
     """
     try:
         yield
@@ -197,13 +197,13 @@ def _as_its_own_errors() -> Iterator[None]:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-# Stopped, it would leave its jobs to a second one that starts them again
+# Not preemptible: a container that replaced a stopped one would start its jobs again
 @app.function(image=image, volumes={RUNS: runs}, timeout=WAIT_S, nonpreemptible=True)
 def in_cloud(jobs: "Sequence[Job]", root: str = RUNS) -> "list[Delivery] | None":
-    """Run the jobs of one launch, each on its GPU, and return what each of them gave.
+    """Run the jobs of one launch, each on its GPU, and return their deliveries.
 
     None where another call runs the launch. The call stores its id itself, before it starts
-    anything: whoever asked for it may be stopped before he has learned the id.
+    anything, since the caller may be stopped before it has received the id.
     """
     from harness.cloud import remote
 
@@ -217,13 +217,13 @@ def in_cloud(jobs: "Sequence[Job]", root: str = RUNS) -> "list[Delivery] | None"
 
 
 def _run_each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
-    """One container per job, all at the same time; a job that fails stops no other."""
+    """The deliveries of jobs in one container each, in parallel; a failed job stops no other."""
     from harness.cloud import remote
 
     def run_on_gpu(job: "Job") -> "Delivery | Exception":
         function = on_gpu if job.engine == "own" else on_engine
         try:
-            # All of the resources: what is left out here would be Modal's default
+            # All resources are given, since missing ones would be Modal's defaults
             sized = function.with_options(gpu=job.gpu, cpu=CPUS, memory=job.memory_mib)
 
             folder = f"{job.launch}/{job.name}"
@@ -233,9 +233,9 @@ def _run_each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
             while True:
                 try:
                     return call.get(timeout=SILENCE_S)
-                except TimeoutError:  # no result so far; a call that finds no card raises nothing
+                except TimeoutError:  # no result so far; a call without a free card raises no error
                     _say_waiting(None if running else sized, job, time.monotonic() - begin)
-                except UNKNOWN as error:  # the job itself goes on
+                except UNKNOWN as error:  # the job itself continues
                     print(f"{job.name}: Modal was not reached, asking again: {error}", flush=True)
                     time.sleep(SILENCE_S)
         except Exception as error:
@@ -243,7 +243,7 @@ def _run_each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
 
     with ThreadPoolExecutor(len(jobs)) as pool:
         results = list(pool.map(run_on_gpu, jobs))
-    _reload()  # what a failed job had stored
+    _reload()  # the stored runs of failed jobs
     return [
         remote.failed(job, result, root) if isinstance(result, Exception) else result
         for job, result in zip(jobs, results, strict=True)
@@ -251,15 +251,15 @@ def _run_each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
 
 
 def _say_waiting(function: Any | None, job: "Job", seconds: float) -> None:
-    """Say what is waited for; `function` is None where the call may be of an earlier app.
+    """Print that a job is waited for; `function` is None where the call may be of an earlier app.
 
-    The statistics are of this app's function, and say nothing of such a call.
+    The statistics of this app's function do not include such a call.
     """
     minutes = f"{seconds / 60:.0f} min"
     if function is None:
         print(f"{job.name}: still running or queued, waiting ({minutes})", flush=True)
         return
-    # Not only Modal's errors: whatever fails here, the line is not worth the job's result
+    # All errors, not only Modal's: a failure to print this line must not lose the job's result
     with suppress(Exception):
         if function.get_current_stats().num_running_inputs == 0:
             print(
@@ -268,7 +268,7 @@ def _say_waiting(function: Any | None, job: "Job", seconds: float) -> None:
 
 
 def _started(jobs: "list[Job]") -> "list[Delivery]":
-    """The results of a launch; one that still runs is waited for, and then what it lacks is run."""
+    """The deliveries of a launch: waits while it still runs, then runs its missing jobs."""
     launch, wait_s = jobs[0].launch, 0.0
     while True:
         while (running := _unfinished(launch, wait_s)) is not None:
@@ -277,7 +277,7 @@ def _started(jobs: "list[Job]") -> "list[Delivery]":
         call = in_cloud.spawn(jobs)
         print(f"logs: {_logs(app.app_id)}", flush=True)
         deliveries = call.get()
-        if deliveries is not None:  # else another call runs the launch, started meanwhile
+        if deliveries is not None:  # None: another call has started the launch in between
             return deliveries
 
 
@@ -286,9 +286,9 @@ def _logs(app_id: str | None) -> str:
 
 
 def _spawned(function: Any, folder: str, *arguments: Any) -> Any:
-    """Call a function that writes into a folder of the results volume; keep the call's id there.
+    """Call a function that writes into a folder of the results volume; store the call's id there.
 
-    A lock on a file does not reach from one container to another: the id says who writes.
+    The id shows which call writes, since a file lock does not work between containers.
     """
     call = function.spawn(*arguments)
     _store_call(folder, call.object_id)
@@ -302,7 +302,7 @@ def _store_call(folder: str, call_id: str | None) -> None:
 
 
 def _stored_call(folder: str) -> dict[str, Any]:
-    """The call that last wrote into a folder of the results volume, and its app; empty if none."""
+    """The id and app of the last call that wrote into a folder of the volume; empty if none."""
     try:
         return json.loads(b"".join(runs.read_file(f"{folder}/{CALL}")))
     except FileNotFoundError:
@@ -314,10 +314,10 @@ def _unfinished(folder: str, wait_s: float = 0.0) -> tuple[Any, str | None] | No
 
     Args:
         folder: on the volume.
-        wait_s: how long to wait for the end of the call.
+        wait_s: seconds to wait for the end of the call.
 
     Raises:
-        modal.Error: Modal cannot be asked, so that it is not known.
+        modal.Error: Modal cannot be reached, so that it is not known.
     """
     stored = _stored_call(folder)
     if not stored:
@@ -329,13 +329,13 @@ def _unfinished(folder: str, wait_s: float = 0.0) -> tuple[Any, str | None] | No
         return None if _stopped(stored["app"]) else (call, stored["app"])
     except UNKNOWN:
         raise
-    except Exception:  # its own, or Modal's for a call that was stopped or is forgotten
+    except Exception:  # of the call itself, or Modal's for a stopped or expired call
         return None
     return None
 
 
 def _stopped(app_id: str | None) -> bool:
-    """Whether an app runs no more, whatever Modal answers for its calls."""
+    """Whether an app has stopped; Modal may still report its calls as running."""
     if app_id is None or app_id == app.app_id:
         return False
     try:
@@ -413,6 +413,6 @@ def _launch(command: str, fixed: list[str], gpus: list[str], overrides: str, res
 
 
 def _reload() -> None:
-    """See what other containers stored since this one was started."""
+    """Make files visible that other containers have stored since this one started."""
     if not modal.is_local():
         runs.reload()

@@ -1,7 +1,7 @@
-"""Numbers as text: units and digits, decided once for the console, the pages and the plots.
+"""Numbers as text: the units and digits of the console, the pages and the plots.
 
-Two habits keep quantities apart that readers mix up: an acceptance_rate is always printed in
-percent ("34.2 %"), an alpha never is ("0.561"). A value that does not apply is "-", never 0.
+An acceptance_rate is always printed in percent ("34.2 %") and an alpha never ("0.561"), since the
+two are easily confused. A value that does not apply is "-", never 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.summary import Answer
 
-# Of series: those of Okabe and Ito, which people with any colour vision can tell from one another
+# The colours of series: those of Okabe and Ito, which differ under every kind of colour vision
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#806000", "#3a8fb7")
 EMPTY = "-"
 NO_ROOT = "none"
@@ -21,19 +21,19 @@ _KIB = 1024
 
 
 def bounded(record: Any, name: str = "speedup") -> Bounded:
-    """A field of a record, with the interval that its fields `_lo` and `_hi` are."""
+    """A field of a record with its interval, the fields with `_lo` and `_hi` behind the name."""
     return getattr(record, name), getattr(record, f"{name}_lo"), getattr(record, f"{name}_hi")
 
 
 def gain(record: Any, name: str = "speedup") -> str:
-    """The same of a speedup or a ratio of them, as text: "1.42x [1.36, 1.48]"."""
+    """A speedup, or a ratio of speedups, of a record with its interval: "1.42x [1.36, 1.48]"."""
     return speedup(*bounded(record, name))
 
 
 def scored(answer: Answer) -> str:
-    """An answer's speedup, and on which prompts it holds.
+    """An answer's speedup, and the prompts that its interval holds for.
 
-    "1.42x [1.36, 1.48] on held-out prompts"; where its K was measured on a part of the prompts
+    "1.42x [1.36, 1.48] on held-out prompts"; where the K was measured on a part of the prompts
     "1.42x [1.36, 1.48] on prompts like these (on these alone [1.40, 1.44])".
     """
     if answer.pairs is None:
@@ -43,7 +43,7 @@ def scored(answer: Answer) -> str:
 
 
 def number_of(number: object, one: str, several: str) -> str:
-    """How many there are of what has these names: "1 prompt", "3 prompts"."""
+    """A number with the name of what is counted: "1 prompt", "3 prompts"."""
     return f"{number} {one if number == 1 else several}"
 
 
@@ -100,7 +100,7 @@ def with_ratios(ks: Sequence[int], ratios: Mapping[int, float | None]) -> str:
 
 
 def memory(value: float | None) -> str:
-    """Bytes as GiB, or in the largest smaller unit of which there is one."""
+    """Bytes in GiB; below one GiB in the largest unit that is not above the value."""
     if value is None:
         return EMPTY
     if value < _MIB:
@@ -109,7 +109,7 @@ def memory(value: float | None) -> str:
 
 
 def chance(value: float | None) -> str:
-    """A simulated probability as "97 %"; draws are too few to tell certainty from "> 99 %"."""
+    """A simulated probability as "97 %"; the draws are too few for more than "> 99 %"."""
     if value is None:
         return EMPTY
     if value > 0.99:
@@ -146,7 +146,7 @@ def p_value(value: float | None) -> str:
 
 
 def dollars(value: float | None) -> str:
-    """A price as "$0.42"; below ten cents with two digits that count ("$0.0031")."""
+    """A price as "$0.42"; below ten cents with two significant digits ("$0.0031")."""
     if value is None:
         return EMPTY
     return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${value:.2g}"
@@ -162,7 +162,7 @@ def seconds(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time that somebody waits: "45 s", "12 min", "2.9 h"."""
+    """A long time: "45 s", "12 min", "2.9 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -13,21 +13,21 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
-if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for numpy
+if TYPE_CHECKING:  # --help of every command imports this module, and must not wait for numpy
     import numpy as np
     from numpy.typing import NDArray
 
 SCHEMA_VERSION = 2
-# Of text, to estimate a length before any tokenizer is loaded
+# Bytes of text for a token, to estimate a length before any tokenizer is loaded
 BYTES_PER_TOKEN = 4
 
 Outcome = Literal["rejected", "bonus", "cut", "step"]
 Rule = Literal["ratio", "exact_match", "greedy_draft", "block"]
-# "not_measured": of an engine whose rounds were not timed
+# "not_measured": an engine whose rounds were not timed
 Decision = Literal["speculate", "does_not_pay", "undecided", "not_measured"]
 Source = Literal["measured", "replayed", "theory"]
 StopReason = Literal["eos", "stop_string", "budget"]
-# The name of our own loop among the engines
+# The engine name of the harness's own loop
 OWN_LOOP = "own"
 # Tokens that a look-up matches at most
 LONGEST_NGRAM = 2
@@ -35,11 +35,11 @@ LONGEST_NGRAM = 2
 MOST_K = 1024
 # The temperature at which the likeliest token is taken
 GREEDY = 0.0
-# Share of all processors that other work may take without being said, or measured around
+# Share of all processors that other work may take before it is reported and measured again
 BUSY = 0.1
 RULES: tuple[Rule, ...] = get_args(Rule)
 
-# How a speculative greedy text compares with plain decoding's, in words
+# The results of comparing a speculative greedy text with plain decoding's, as reports print them
 GREEDY_RESULTS = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not judged"}
 
 Record = TypeVar("Record")
@@ -69,21 +69,21 @@ def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key
 
 
 def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
-    """The first place at which two texts differ, or one has ended; None where they are equal."""
+    """The first index at which two texts differ, or one has ended; None where they are equal."""
     pairs = enumerate(zip(one, other, strict=False))
     shorter = None if len(one) == len(other) else min(len(one), len(other))
     return next((place for place, (a, b) in pairs if a != b), shorter)
 
 
 class UserError(Exception):
-    """Something the user can fix; one line that names the key or file and what to do.
+    """An error that the user can fix: one line that names the key or file and what to do.
 
-    Several arguments are several such things.
+    With several arguments, one line for each.
     """
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """One for each."""
+        """The lines, one for each argument."""
         return tuple(map(str, self.args))
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class UserError(Exception):
 
 
 class NotInstalledError(UserError):
-    """An engine that is not on this machine: a plan, for another machine, can be made without."""
+    """An engine that is not installed here; plans for another machine can do without it."""
 
 
 def in_one_line(error: BaseException) -> str:
@@ -110,7 +110,7 @@ class BrokenLogitsError(UserError):
     """A model's logits are NaN, +inf or all -inf: damaged weights, or a dtype too narrow for them.
 
     Attributes:
-        who: whose logits: "target" or "draft" in the loop, the model's name where it is known.
+        who: the model of the logits: "target" or "draft" in the loop, else the model's name.
         position: in the text, from 0.
     """
 
@@ -128,8 +128,8 @@ class Round(NamedTuple):
 
     # The emitted token ids, in order; never empty, never past end-of-text or the budget
     tokens: tuple[int, ...]
-    accepted: int  # how many of them, from the first on, are the draft's
-    drafted: int  # how many the draft proposed (those cut off included); 0 in plain decoding
+    accepted: int  # number of emitted tokens, from the first on, that are the draft's
+    drafted: int  # number of proposed tokens, including those cut off; 0 in plain decoding
     outcome: Outcome  # how the round ended; "step" is a plain target step without a draft
 
     @property
@@ -144,7 +144,7 @@ class Prompt:
 
     prompt_set: str  # the set it belongs to (a shipped set, a file's stem, or its category field)
     id: str  # unique within its set
-    # The user's turns, at least one; the target answers each, after those before it
+    # The user's turns, at least one; the target answers them in order
     turns: tuple[str, ...]
     category: str | None = None  # a finer label inside the set, or None
     # answers[i] follows turns[i]; None, or absent, where the target must generate it
@@ -152,7 +152,7 @@ class Prompt:
     system: str | None = None  # the system message before the first turn, or None
     thinking: bool = False  # whether the chat template is asked for thinking mode
     first_turn: int = 1  # the first turn that is answered; those before it are context
-    # The tools that it offers, as JSON text in OpenAI's form, for the chat template; or None
+    # The tools in the prompt, as JSON text in OpenAI's form, for the chat template; or None
     tools: str | None = None
     # The file or data set and the line or row that it was read from, for errors
     origin: str = field(default="", compare=False)
@@ -175,13 +175,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class SampledLog:
-    """A log of requests of which a sample is generated."""
+    """A log of requests, and the sample of it that a run generates."""
 
-    # requests, sampled: of the log that can be generated from, and of these in the sample
-    requests: int
-    sampled: int
-    unusable: int  # lines of the log that cannot
-    # mean_bytes, sampled_bytes: of a prompt, in the log and by the weighted sample
+    requests: int  # usable requests of the log
+    sampled: int  # requests in the sample
+    unusable: int  # lines of the log that are no usable requests
+    # mean_bytes, sampled_bytes: bytes of a prompt, the means of the log and of the weighted sample
     mean_bytes: float
     sampled_bytes: float
     # From the first time stamp to the last; None where requests have none
@@ -195,7 +194,7 @@ def conversation_of(prompt: str, turn: int) -> str:
 
 @dataclass(frozen=True, order=True)
 class TextKey:
-    """Which of a run's texts: one completion of the target for one prompt."""
+    """The key of a text: one completion of the target for one prompt."""
 
     prompt_set: str
     prompt: str
@@ -208,7 +207,7 @@ class TextKey:
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """A cell, which results are grouped by; k = 0 is plain decoding, which has no draft."""
+    """The key of a cell, by which results are grouped; k = 0 is plain decoding, without a draft."""
 
     prompt_set: str
     temperature: float
@@ -221,7 +220,7 @@ class Trial:
     """One generation: a line of trials.jsonl. All counts are of emitted tokens only."""
 
     cell: str  # hash of everything that determines this generation; resume looks for it
-    # prompt_set, prompt: which prompt (its id)
+    # prompt_set, prompt: the set and id of the prompt
     prompt_set: str
     prompt: str
     repetition: int
@@ -255,27 +254,27 @@ class Trial:
     decode_s: float | None = None  # from the end of every prefill to the last token
     stop_reason: StopReason | None = None
     peak_memory_bytes: int | None = None
-    # The emitted token ids; on a server all that it returned, those of its prefill too, which
+    # The emitted token ids; of a server all returned tokens, also those of its prefill, which
     # belong to no round and are in no other count
     tokens: tuple[int, ...] | None = None
-    from_draft: tuple[int, ...] | None = None  # for each of them 1 if the draft proposed it, else 0
+    from_draft: tuple[int, ...] | None = None  # for each token 1 if the draft proposed it, else 0
     turn: int = 1  # number of the turn that it answers; 1 for a prompt of one turn
-    # Of the tokens, as a server told them with its completion at temperature 1; None where none was
-    # asked
+    # The tokens' log-probabilities at temperature 1, as a server returned them; None where they
+    # were not requested
     logprobs: tuple[float, ...] | None = None
-    # A server's request for one token, which was taken off this request to give decode_s; None
-    # where the clock tells decoding apart, and in older runs
+    # Time of a server's request for one token, which was subtracted to give decode_s; None where
+    # the clock measures decoding alone, and in older runs
     one_token_s: float | None = None
-    # Of a server's request, from sending it to its whole answer on the client's clock, whatever the
-    # run's; None of other runs, and of older ones
+    # Time of a server's request from sending it to its whole answer, always on the client's clock;
+    # None in other runs, and in older ones
     user_s: float | None = None
-    # Of that, after the first token: by the server's clock where it tells, else what a request for
-    # one token did not take
+    # The part of user_s after the first token: by the server's clock, or if it does not report
+    # that, user_s less the time of a request for one token
     user_decode_s: float | None = None
 
     @property
     def key(self) -> TextKey:
-        """Which of the target's texts this is."""
+        """The key of the target's text that this generation is."""
         return TextKey(self.prompt_set, self.prompt, self.repetition, self.temperature)
 
     @property
@@ -291,51 +290,50 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class TextTrace:
-    """One text of the target as one draft sees it: all that replay needs. n text positions.
+    """The scores of one text of the target under one draft: the input of replay. n text positions.
 
-    What a model drafts at a position depends on the text before it alone: its scores are [n]. What
-    a head, a block drafter or an n-gram drafts depends on where the round starts as well: then the
-    scores are [n, K], by start and offset from it, for the text position start + offset. Beyond the
-    text they are NaN, or False.
+    The tokens that a model drafts depend only on the text before them: its scores are [n]. Those of
+    a head, a block drafter or an n-gram also depend on the start of the round: the scores are
+    [n, K], by start and offset from it, for the text position start + offset. Beyond the text they
+    are NaN, or False.
     """
 
-    # draft, draft_temperature: whose probabilities; a draft temperature other than the target's is
-    # the free knob of the `ratio` rule
+    # draft, draft_temperature: the draft and its temperature, which the `ratio` rule leaves free
     draft: str
     draft_temperature: float
-    # prompt_set, prompt, category, repetition: which prompt the text answers
+    # prompt_set, prompt, category, repetition: of the prompt that the text answers
     prompt_set: str
     prompt: str
     category: str | None
     repetition: int
-    # temperature, top_k, top_p: the distribution the text was drawn from; each is its own text
+    # temperature, top_k, top_p: the sampling parameters of the text
     temperature: float
     top_k: int | None
     top_p: float | None
     prompt_tokens: int  # length of the prompt
     stop_reason: StopReason  # how the text ended
     tokens: "NDArray[np.int64]"  # [n] the target's token ids
-    target_logprob: "NDArray[np.float64]"  # [n] of the token
-    # [n] or [n, K] of the token under the draft, sampled like the target; may be -inf
+    target_logprob: "NDArray[np.float64]"  # [n] log-probability of the token under the target
+    # [n] or [n, K] log-probability under the draft, with its sampling parameters; may be -inf
     draft_logprob: "NDArray[np.float64]"
     # [n] or [n, K] whether the token is the draft's most likely one
     draft_is_argmax: "NDArray[np.bool_]"
-    # [n] tokens proposed from each start, at most K; None where it is K from all
+    # [n] tokens proposed from each start, at most K; None where it is K from every start
     proposed: "NDArray[np.int64] | None" = None
-    # Whether proposed tokens are looked up rather than drawn from a distribution; one is then
-    # accepted exactly where it is the text's, under every rule
+    # Whether proposed tokens are looked up rather than sampled; under every rule such a token is
+    # accepted exactly where it is the text's
     chosen: bool = False
-    turn: int = 1  # which turn of its conversation the prompt ends with
+    turn: int = 1  # the last turn of the prompt in its conversation
     k: int = 0  # of the server that returned the text; 0 where the target decoded it plainly
 
     @property
     def depth(self) -> int | None:
-        """The largest K of scores by start and offset; None where they serve every K."""
+        """The largest K of scores by start and offset; None where they hold for every K."""
         return self.draft_logprob.shape[1] if self.draft_logprob.ndim == 2 else None
 
     @property
     def key(self) -> TextKey:
-        """Which of the target's texts this is."""
+        """The key of the target's text."""
         return TextKey(self.prompt_set, self.prompt, self.repetition, self.temperature)
 
     @property
@@ -346,25 +344,25 @@ class TextTrace:
 
 @dataclass(frozen=True, eq=False)
 class DraftConfidence:
-    """Confidences of a draft in what it drafts where it leaves one of the target's texts."""
+    """The confidences of a draft in the tokens that it drafts off one of the target's texts."""
 
-    # draft, prompt_set, prompt, repetition, temperature: whose, on which text
+    # draft, prompt_set, prompt, repetition, temperature: of the draft and the text
     draft: str
     prompt_set: str
     prompt: str
     repetition: int
     temperature: float
-    # Of a draft whose scores are by position, [n + 1, K]: row i is of a drafted token at text
-    # position i that is not the text's, the draft's probability of it, then of each that it drafts
-    # after it. Row n is of what it drafts beyond the text's end. Where the draft chooses its
-    # tokens, entry 0 is that of its choice in every row. NaN where the draft cannot leave the text.
-    # Of a draft whose scores are by start, [n, K]: row s is of one round from start s, drawn given
-    # the text. 0 where a draft would not have drafted so far at any threshold.
+    # For a draft whose scores are by position, [n + 1, K]: row i has the draft's probability of a
+    # drafted token at text position i that is not the text's, then of each token drafted after it.
+    # Row n is of tokens drafted beyond the text's end. Where the draft takes its likeliest token,
+    # entry 0 is that of its choice in every row. NaN where the draft cannot leave the text.
+    # For a draft whose scores are by start, [n, K]: row s is of one round from start s, drawn given
+    # the text. 0 where the draft would not have drafted so far at any threshold.
     values: "NDArray[np.float64]"
 
     @property
     def key(self) -> TextKey:
-        """Which of the target's texts this is."""
+        """The key of the target's text."""
         return TextKey(self.prompt_set, self.prompt, self.repetition, self.temperature)
 
 
@@ -381,7 +379,7 @@ class StepTiming:
     batch: int  # sequences side by side
     samples_s: tuple[float, ...]  # one duration per repetition, seconds
     # The draft whose forwards were interleaved with these, where several drafts were timed one
-    # after the other; only times taken side by side make an honest ratio
+    # after the other; only interleaved times have a ratio free of the machine's drift
     beside: str | None = None
 
 
@@ -389,12 +387,12 @@ class StepTiming:
 class RoundTiming:
     """Consecutive rounds of the running loop, timed together: a line of rounds.jsonl.
 
-    They belong to no measured cell: their prompts are made for them, so that a prediction from
-    their times can be held against the cells.
+    They belong to no measured cell: they have prompts of their own, so that a prediction from their
+    times can be tested on the cells.
     """
 
-    # From 0; timings of one draft and visit were taken within moments of one another, so that their
-    # ratios are free of the machine's drift
+    # From 0; the timings of one draft in one visit were taken in immediate succession, so that
+    # their ratios are free of the machine's drift
     visit: int
     # model, draft: names; the draft is that of the pair, also where k is 0
     model: str
@@ -403,33 +401,34 @@ class RoundTiming:
     temperature: float  # of target and draft
     context_tokens: int  # of the prompt
     batch: int  # sequences side by side
-    rounds: int  # how many, at least 4 of our own loop; the tokens where k is 0
-    new_tokens: int  # emitted by them
+    rounds: int  # number of rounds, at least 4 in the harness's loop; of tokens where k is 0
+    new_tokens: int  # emitted by these rounds
     seconds: float  # from the end of every prefill to the last round's end
-    # Tokens proposed; None where every round proposes k. A request of a server that drafts fewer
-    # near its budget has two budgets, so that its start can be told from its rounds.
+    # Tokens proposed; None where every round proposes k. A server drafts fewer near the budget, and
+    # every request is sent with two budgets, which separates its start from its rounds.
     drafted: int | None = None
     one_token_s: float | None = None  # as in `Trial`
-    # Of all processor time while its visit lasted, what was neither idle nor this process's: other
-    # processes, and what the hypervisor took. None where that was not read.
+    # Share of all processor time during the visit that other processes, or the hypervisor, took;
+    # None where it was not read
     other_share: float | None = None
 
     @property
     def disturbed(self) -> bool:
-        """True where other work took so much of the machine that the visit may be off."""
+        """True where other work took so much of the machine that the timing may be wrong."""
         return (self.other_share or 0.0) > BUSY
 
 
-# Between a prompt set's name and 1 or 2: the group of a load where there is one set alone
+# Where a run has one prompt set, each half of it is a group of requests: "chat, half 1"
 HALF = ", half "
 
 
 def set_of(group: str) -> str:
-    """The prompt set that a group of requests is, or is a half of."""
+    """The prompt set of a group of requests, which is a whole set or a half of one."""
     return group.rpartition(HALF)[0] or group
 
 
-# How a server's K changes while it serves: not, by the number of requests, as the engine decides
+# How a server's K changes while it serves: "" not at all, "schedule" by the number of requests,
+# "adaptive" as the engine decides
 Varying = Literal["", "schedule", "adaptive"]
 
 
@@ -438,16 +437,16 @@ class Scrape:
     """The counters of a running server since it was started: a line of scrapes.jsonl."""
 
     at_s: float  # seconds since the first scrape
-    tokens: int  # of answers
-    rounds: int  # that drafted
-    # Those that have their first token, or that ended; None where they are not counted
+    tokens: int  # tokens of answers
+    rounds: int  # rounds that drafted
+    # Requests that have their first token, or that ended; None where they are not counted
     requests: int | None = None
-    # drafted, accepted: tokens; None likewise
+    # drafted, accepted: tokens; None where they are not counted
     drafted: int | None = None
     accepted: int | None = None
-    # Rounds that accepted at least 1, 2, ... tokens; empty likewise
+    # Rounds that accepted at least 1, 2, ... tokens; empty where they are not counted
     accepted_at: tuple[int, ...] = ()
-    k: int | None = None  # tokens that a round drafts; None where it does not tell
+    k: int | None = None  # tokens that a round drafts; None where it is not reported
 
 
 @dataclass(frozen=True)
@@ -455,45 +454,47 @@ class LoadTiming:
     """Requests that a server decoded side by side: a line of loads.jsonl.
 
     Every request is sent with its full budget in one load and with a part of it in another, so
-    that what a request costs besides its rounds can be told apart.
+    that the cost of its start can be separated from that of its rounds.
     """
 
-    visit: int  # from 0; loads of one visit were taken within moments of one another
+    visit: int  # from 0; the loads of one visit were timed in immediate succession
     # model, draft, k, temperature: as in `RoundTiming`
     model: str
     draft: str
     k: int
     temperature: float
-    # Name of the requests that are sent together: their prompt set's, or a half of it where there
-    # is one set alone. What iterations cost in one group predicts the others.
+    # Name of the group of requests that are sent together: their prompt set, or a half of it where
+    # the run has one set. The costs of iterations in one group predict the other groups.
     group: str
-    # Requests in flight, each followed by the next as it ends; None where they arrive at random
+    # Requests in flight, each replaced by the next as it ends; None where they arrive at random
     concurrency: int | None
     rate: float | None  # arrivals per second, a Poisson process; None in a closed loop
     texts: tuple[str, ...]  # "prompt set/prompt" of each request, in the order of sending
-    budgets: tuple[int, ...]  # tokens that each may return
-    returned: tuple[int, ...]  # tokens that each returned, the prefill's among them
-    rounds: tuple[int | None, ...]  # of each; None where the engine does not tell
-    user_s: tuple[float, ...]  # of each, from sending it to its whole answer, on the client's clock
+    budgets: tuple[int, ...]  # tokens that each request may return
+    returned: tuple[int, ...]  # tokens that each request returned, including the prefill's
+    rounds: tuple[int | None, ...]  # of each request; None where the engine does not report them
+    user_s: tuple[
+        float, ...
+    ]  # from sending each request to its whole answer, on the client's clock
     seconds: float  # of the whole load, on the run's clock; with a rate, on the client's
-    # Of each, what of `user_s` came after its first token, by the server's clock; None where it
-    # does not tell, empty in older runs
+    # The part of each `user_s` after the first token, by the server's clock; None where it is not
+    # reported, empty in older runs
     user_decode_s: tuple[float | None, ...] = ()
-    # Requests that the server decodes side by side; None where it does not tell
+    # Requests that the server decodes side by side; None where it is not reported
     slots: int | None = None
-    varying: Varying = ""  # how its K changed meanwhile; `k` is the largest of them then
-    # due_s, sent_s: of each that arrived at random, when it was to be sent and when it was, after
-    # the load's begin; empty in a closed loop and in older runs
+    varying: Varying = ""  # how K changed during the load; `k` is then the largest
+    # due_s, sent_s: where requests arrive at random, the time at which each was due and the time at
+    # which it was sent, from the load's begin; empty in a closed loop and in older runs
     due_s: tuple[float, ...] = ()
     sent_s: tuple[float, ...] = ()
-    # Of each, the time of its prefill by the server's clock, the iteration that it was in; None
-    # where the server does not tell, empty in older runs
+    # The time of each prefill by the server's clock: the iteration that it was part of; None where
+    # it is not reported, empty in older runs
     user_prefill_s: tuple[float | None, ...] = ()
-    # Processors that neither the run's servers nor the client kept busy meanwhile, on average; None
-    # where that is not known
+    # Processors that other processes than the run's servers and client kept busy during the load,
+    # on average; None where it is not known
     others: float | None = None
-    # Of a token that the plain server decoded alone, before the load and after it, by its own
-    # clock: how fast the machine was. Empty where it does not tell, in older runs.
+    # Seconds of a token that the plain server decoded alone, before and after the load, by its own
+    # clock: a measure of the machine's speed. Empty where it is not reported, and in older runs.
     alone_s: tuple[float, ...] = ()
 
 
@@ -501,7 +502,7 @@ class LoadTiming:
 class LatencyRow:
     """One row of latency.csv, in the contract's column order.
 
-    Of `kind` round, `tokens` is K, 0 for a plain token, and `temperature` is set.
+    In rows of `kind` round, `tokens` is K, 0 for a plain token, and `temperature` is set.
     """
 
     role: str
@@ -538,7 +539,7 @@ class SkippedCell:
     reason: str
 
 
-# The part of a round in which a recorded verify and accept are one launch
+# The part of a round that is verify and accept, where both are one recorded CUDA graph
 VERIFY_AND_ACCEPT = "verify + accept"
 
 
@@ -548,19 +549,19 @@ class PartTiming:
 
     k: int  # num_draft_tokens; 0 for plain decoding
     # draft, verify, accept, "verify + accept" (recorded as one graph), host, rewind; or round, a
-    # whole turn of the loop; or, at k = 0, step: a bare target forward
+    # whole round of the loop; or, at k = 0, step: a bare target forward
     part: str
     samples_s: tuple[float, ...]  # one duration per round, seconds
-    tokens: tuple[int, ...] = ()  # of a round, the tokens emitted by each; else empty
+    tokens: tuple[int, ...] = ()  # tokens emitted by each round, where part is round; else empty
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRow:
     """One row of results.csv, in the contract's column order. None is written as an empty field.
 
-    `speedup` of a measured row is baseline ms_per_token / this row's, over the same prompts;
-    of a theory row it is what the formula predicts from this run's step times. `engine` is "own"
-    for our own loop, else the server's name; `concurrency` is how many requests ran side by side.
+    `speedup` of a measured row is baseline ms_per_token / this row's, over the same prompts; of a
+    theory row it is the formula's prediction from this run's step times. `engine` is "own" for the
+    harness's loop, else the server's name; `concurrency` is the number of requests side by side.
     """
 
     model: str | None = None
@@ -600,9 +601,10 @@ class ResultRow:
 
 
 ServerClock = Literal["engine", "cpu"]
-# Of our own loop: elapsed seconds, or the processor time of this process
+# The clock of the harness's loop: elapsed seconds, or the processor time of this process
 LoopClock = Literal["wall", "cpu"]
-# What is printed at the end of a command: the answer, the tables that it is read from too, or all
+# The length of the report that a command prints: the answer, with "tables" also the tables that it
+# is read from, with True every table
 Verbose = bool | Literal["tables"]
 
 
@@ -610,14 +612,14 @@ Verbose = bool | Literal["tables"]
 class ServerCommand:
     """The command that starts a server, as it was measured and in production."""
 
-    k: int  # tokens that it drafts per round; 0 decodes plainly
-    slots: int  # requests that it has room for side by side
-    line: str  # as it was measured, for a shell, without where it listens
-    # The same without what only the measurement needed: its context and slots, its share of the
-    # device, threads and counters. None in runs of earlier versions.
+    k: int  # tokens that it drafts per round; 0: plain decoding
+    slots: int  # requests that it decodes side by side at most
+    line: str  # the measured command for a shell, without host and port
+    # The command without the flags that only the measurement needed: context, slots, share of the
+    # device's memory, threads and counters. None in runs of earlier versions.
     production: str | None = None
-    context_tokens: int | None = None  # that each request has room for
-    # Of the files that it reads; None where they are the checkpoints
+    context_tokens: int | None = None  # of each request at most
+    # Bytes of the files that it reads; None where these are the checkpoints
     weights_bytes: int | None = None
 
 
@@ -625,54 +627,54 @@ class ServerCommand:
 class ServerMemory:
     """The memory settings of a server on a card: an entry of the manifest's `server_memory`."""
 
-    # k, slots: as of `ServerCommand`
+    # k, slots: as in `ServerCommand`
     k: int
     slots: int
-    # free, total, weights, servers: the card just before, see `engines.http_server.CardMemory`
+    # free, total, weights, servers: the card before the start, see `engines.http_server.CardMemory`
     free: int
     total: int
     weights: int
     servers: int
-    # That follow from it, with their values; not known before the server starts
+    # The flags that follow from the card's memory, with their values
     flags: Mapping[str, str]
-    rejects: bool = False  # whether it rejects every draft, so that it is none of the commands
+    rejects: bool = False  # whether the server rejects every draft; it is then not in `commands`
 
 
 @dataclass(frozen=True)
 class ServingEngine:
     """The engine of a server run: the manifest's `engine`."""
 
-    name: str  # as `engine=` has it
+    name: str  # a name of `engine=`
     version: str  # as the engine reports it
-    rule: Rule | None = None  # by which it accepts drafted tokens; None where it cannot be known
-    # first_position, shortens_last_draft: how it counts (`harness.serving.round_counting`); None
-    # where it counts no rounds
+    rule: Rule | None = None  # its acceptance rule; None where it cannot be known
+    # first_position, shortens_last_draft: how it counts rounds (`harness.serving.round_counting`);
+    # None where it counts none
     first_position: int | None = None
     shortens_last_draft: bool | None = None
-    # A draft that is sampled draws among so many of its likeliest tokens
+    # The number of likeliest tokens among which a sampled draft draws
     draft_top_k: int | None = None
-    # Whose seconds the run stores: the engine's, or its process's processor time
+    # The clock of the stored seconds: the engine's, or the processor time of its process
     clock: ServerClock = "engine"
-    # Whether its round times come from servers that are told to reject every draft
+    # Whether its round times come from servers that reject every draft (synthetic acceptance)
     synthetic: bool = False
     started: bool = False  # whether the run started its servers; else it attached to them
-    # Host and port of each server that was attached to, the plain one first
+    # Host and port of each server that the run attached to, the plain one first
     urls: tuple[str, ...] = ()
-    # That its servers were started with; empty where the run attached to them
+    # The commands that started its servers; empty where the run attached to them
     commands: tuple[ServerCommand, ...] = ()
-    # Whether a draft that is sampled takes the request's temperature alone; runs of an earlier
-    # version scored it with all of its sampling parameters
+    # Whether a sampled draft uses the request's temperature but not its other sampling parameters;
+    # runs of an earlier version scored it with all of them
     draft_by_temperature: bool = False
-    # Of both models, on an engine that serves them in one and was told which; else None
+    # The dtype of both models, where the engine was given one for both; else None
     dtype: str | None = None
-    # The commands of the servers whose K changes while they serve, by how it does
+    # The commands of the servers whose K changes while they serve
     varying: dict[Varying, ServerCommand] = field(default_factory=dict[Varying, ServerCommand])
 
     def started_with(self, memory: Sequence[ServerMemory]) -> "ServingEngine":
-        """The engine with the flags of each command that its server was started with last.
+        """The engine with commands that have the flags of `memory`.
 
-        The engine is noted when the first servers answer, and a share of a card is known only when
-        a server starts.
+        The engine is stored when the first servers answer, and the flags for a card's memory are
+        known only when each server starts.
         """
         flags = {(each.k, each.slots): each.flags for each in memory if not each.rejects}
         commands = tuple(
@@ -684,21 +686,21 @@ class ServingEngine:
         return replace(self, commands=commands)
 
 
-# How many tokens a server drafts: a fixed number, or one by how many requests are active
+# How many tokens a server drafts: a fixed number, or a number by the active requests
 PlanPolicy = Literal["fixed", "by_load"]
 
 
 @dataclass(frozen=True)
 class SimulatedChoice:
-    """Waits of users with a choice of a plan: percentiles of (TPOT, TTFT), in seconds."""
+    """The simulated latencies of a plan's choice: percentiles of (TPOT, TTFT), in seconds."""
 
     draft: str | None  # None: plain decoding
     policy: PlanPolicy
     k: int  # the most that a round drafts
-    ks: tuple[int, ...]  # of `by_load`: K by how many are active, from 1 on; empty of one K
-    on_engine: bool  # whether the engine has the policy, with drafts of this kind
-    # Requests per second that one card serves while all slots are taken; without each part of the
-    # seeds, and with each group of the prompts replaced
+    ks: tuple[int, ...]  # of `by_load`: K by active requests, from 1 on; empty for one K
+    on_engine: bool  # whether the engine has this policy with this kind of draft
+    # Requests per second that one card serves while all slots are taken; also without each part of
+    # the seeds, and with each group of the prompts replaced (for intervals)
     capacity: float
     capacity_without_seeds: tuple[float, ...]
     capacity_without_prompts: tuple[float, ...]
@@ -709,28 +711,28 @@ class SimulatedChoice:
     without_prompts_s: tuple[Sequence[Sequence[float]], ...]
 
 
-# Why a card's clocks are lower than they could be, as its driver says: heat (the hardware's or the
-# software's slowdown), a power brake of the board, another slowdown of it, its power limit
+# The driver's reasons for lowered clocks: heat (a slowdown by hardware or by software), a power
+# brake of the board, another slowdown by hardware, the power limit
 ThrottleReason = Literal["hw_thermal", "sw_thermal", "power_brake", "hw_slowdown", "power_cap"]
 
 
 @dataclass(frozen=True)
 class CardState:
-    """A card at one moment; None for what its driver does not tell."""
+    """The state of a card at one moment; None for values that its driver does not report."""
 
-    # sm_mhz, memory_mhz: clocks now
+    # sm_mhz, memory_mhz: present clocks
     sm_mhz: float | None = None
     memory_mhz: float | None = None
-    # max_sm_mhz, max_memory_mhz: the highest that they can be
+    # max_sm_mhz, max_memory_mhz: highest possible clocks
     max_sm_mhz: float | None = None
     max_memory_mhz: float | None = None
-    # power_w, power_limit_w: drawn now, and at most
+    # power_w, power_limit_w: present power, and its limit
     power_w: float | None = None
     power_limit_w: float | None = None
-    default_power_limit_w: float | None = None  # at most, unless somebody changes the limit
+    default_power_limit_w: float | None = None  # the limit unless somebody changes it
     temperature_c: float | None = None  # of the chip
-    throttled: tuple[ThrottleReason, ...] | None = None  # what lowers its clocks now
-    idle: bool | None = None  # whether its clocks are low because nothing runs
+    throttled: tuple[ThrottleReason, ...] | None = None  # the reasons for lowered clocks
+    idle: bool | None = None  # whether the clocks are low because nothing runs
 
 
 @dataclass(frozen=True)
@@ -744,13 +746,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class CardReadings:
-    """Readings of a card while a run measured: an entry of the manifest's `card_readings`."""
+    """The readings of a card while a run measured: an entry of the manifest's `card_readings`."""
 
-    samples: int  # moments at which it was read
-    # Of them, those at which it was not idle; what follows is of these, or of all where it always
-    # was
+    samples: int  # number of readings
+    # Readings while the card was not idle. The values below are of these, or of all readings where
+    # the card was always idle.
     busy: int
-    # As of `CardState`; of max_sm_mhz, max_memory_mhz and the two power limits the lowest
+    # As in `CardState`; of max_sm_mhz, max_memory_mhz and the two power limits the lowest
     sm_mhz: Spread | None = None
     memory_mhz: Spread | None = None
     power_w: Spread | None = None
@@ -758,24 +760,24 @@ class CardReadings:
     max_sm_mhz: float | None = None
     max_memory_mhz: float | None = None
     power_limit_w: float | None = None
-    # Samples at which each reason held; None where the driver does not tell
+    # Readings with each reason; None where the driver does not report them
     throttled: Mapping[ThrottleReason, int] | None = None
-    capped_sm_mhz: float | None = None  # the median SM clock while the power limit held it down
+    capped_sm_mhz: float | None = None  # the median SM clock while the power limit lowered it
     default_power_limit_w: float | None = None
-    device: str | None = None  # which card; None in runs of a version that read one alone
+    device: str | None = None  # the card; None in runs of a version that read one card only
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell, or a draft, that could not be finished, and why."""
+    """A cell, or a draft, that failed, with its error."""
 
-    where: str  # what it is, in words
+    where: str  # the cell or draft as text
     error: str
-    draft: str | None = None  # its name, where a whole draft broke down
+    draft: str | None = None  # its name, where a whole draft failed
 
 
-# `server_*` of servers: rounds that reject every draft, requests for a part of the budget, and
-# requests side by side
+# `server_rounds`: rounds that reject every draft; `server_starts`: requests for a part of the
+# budget; `server_loads`: requests side by side
 Measurement = Literal[
     "plain_tokens",
     "rounds",
@@ -793,13 +795,13 @@ Measurement = Literal[
 class NotMeasured:
     """A measurement that failed while the run went on: an entry of the manifest's `not_measured`.
 
-    Two are equal that are of the same measurement, whatever their errors.
+    Two entries of the same measurement are equal, whatever their errors.
     """
 
     what: Measurement
     error: str = field(default="", compare=False)  # in one line
-    # draft, k, temperature, rejects, varying: of which, where it has them; `rejects` as of
-    # `ServerMemory`, `varying` as of `LoadTiming`
+    # draft, k, temperature, rejects, varying: of the measurement, where they apply; `rejects` as in
+    # `ServerMemory`, `varying` as in `LoadTiming`
     draft: str | None = None
     k: int | None = None
     temperature: float | None = None
@@ -809,7 +811,7 @@ class NotMeasured:
 
 @dataclass(frozen=True)
 class MachineLoad:
-    """Processors that other work kept busy while a run measured, on average, and all there are."""
+    """The processors that other work kept busy while a run measured, and their number in all."""
 
     load: float
     processors: int

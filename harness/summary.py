@@ -1,4 +1,4 @@
-"""What `harness.analysis.analyse` makes of a stored run: one typed, versioned record, `Summary`.
+"""The typed, versioned record of an analysed run, `Summary`: the result of `analysis.analyse`.
 
 It is written as summary.json and read back as the same type, and it is all that `harness.reporting`
 reads. It holds numbers and reason codes; every sentence is made in `harness.reporting`. Times are
@@ -6,8 +6,8 @@ in seconds, except in `ResultRow` and `LatencyRow`, which are rows of csv files 
 
 Reading order: `Summary` at the end of this module, then the records of the command in question.
 
-Behind each code stand the values that it carries. `harness.reporting.sentences` has a sentence for
-each reason of a verdict, `harness.analysis.caveats` the record of each caveat.
+The comment at each code names the values that it carries. `harness.reporting.sentences` has a
+sentence for each reason of a verdict, `harness.analysis.caveats` the record of each caveat.
 """
 
 import json
@@ -37,42 +37,43 @@ if TYPE_CHECKING:
 Value = float | int | str | bool | None
 Values = dict[str, Value]
 Status = Literal["complete", "running", "failed", "unknown"]
-# `draft` and `k` name the best-looking candidate; `draft` is None where the run has one draft only.
+# The values `draft` and `k` are those of the candidate with the largest speedup; `draft` is None
+# where the run has one draft only.
 VerdictReason = Literal[
-    # With an interval; draft, k, and level: that of the interval, which shares the report's error
+    # Decided by an interval; draft, k, level (of the interval: all verdicts share one error)
     "held_out_gain",  # speculate
     "held_out_loss",  # does_not_pay; alpha, breakeven_alpha (either may be None)
-    # Undecided: what would decide it
-    "interval_spans_one",  # more prompts; prompts, prompts_needed (None: these cannot say how many)
-    # timing_share: of the variance; measured: whether seconds are, and not predicted from rounds
+    # Undecided with an interval
+    "interval_spans_one",  # needs prompts; prompts, prompts_needed (None: it cannot be estimated)
+    # timing_share: timing's share of the variance; measured: whether the speedup was measured
     "timing_noise",
-    "near_one",  # near: both bounds are within it of 1
+    "near_one",  # near: both bounds are within this distance of 1
     # Undecided without an interval
-    "too_few_prompts",  # draft, k, prompts (replayed, or measured where these are too few), needed
-    "no_complete_prompt",  # prompt_set: the set without one; None where no prompt at all
+    "too_few_prompts",  # draft, k, prompts (measured ones where these are too few), needed
+    "no_complete_prompt",  # prompt_set: a set without one; None where the run has none
     "greedy_texts_differ",  # texts, differing; of the first: prompt_set, prompt, k, position
-    "greedy_texts_unjudged",  # the same; resuming the run judges them
-    # k: the worst; text_z, plain_z: how far its texts are from the target's, and from plain ones
+    "greedy_texts_unjudged",  # the same values; resuming the run judges them
+    # k: the worst; text_z, plain_z: of its texts against the target and against plain decoding
     "server_not_lossless",
     # The timings cannot be right: k, prompt_set, speedup of the worst cell; clock: of a server
     "impossible_speedup",
     "given_numbers",  # break-even; k, measured (by a server), alpha, breakeven_alpha, near
-    "not_timed",  # of an engine whose rounds were not timed; draft, k
+    "not_timed",  # the engine's rounds were not timed; draft, k
     "nothing_accepted",  # does_not_pay
 ]
 Doubt = tuple[VerdictReason, Values]  # why a verdict cannot be given, with the values to quote
 Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop", "launch_bound_engine"]
 RuleOfThumbCode = Literal[
-    "step_ratio",  # value is target step / draft step: least, ideal, k, breakeven_alpha
-    # value is acceptance_rate: k, suggested_k, verdict_k (0: do not speculate; None: undecided)
+    "step_ratio",  # value: target step / draft step; least, ideal, k, breakeven_alpha
+    # value: acceptance_rate; k, suggested_k, verdict_k (0: do not speculate; None: undecided)
     "suggested_k",
-    "accepted_over_emitted",  # value is that share: least, alpha, breakeven_alpha, speedup
+    "accepted_over_emitted",  # value: this share; least, alpha, breakeven_alpha, speedup
 ]
 
 
 @dataclass(frozen=True)
 class Visits:
-    """In how many visits a server was timed next to plain decoding, where some are lacking."""
+    """The visits in which a server's cell was timed next to plain decoding, fewer than asked."""
 
     timed: int
     asked: int
@@ -80,10 +81,10 @@ class Visits:
 
 @dataclass(frozen=True)
 class RoundTokens:
-    """What a round of one K emits, by replay of the target's own texts under an acceptance rule.
+    """The tokens per round of one K, by replay of the target's texts under an acceptance rule.
 
-    K pays while a round costs fewer plain tokens than this: it is also the largest cost at which K
-    pays, on whatever engine. What is advised is on the safe side of the prompts (`pays_below`).
+    K pays while a round costs fewer plain tokens than a round emits, on any engine. Reports advise
+    by the lower bound over prompts (`pays_below`).
     """
 
     k: int
@@ -91,71 +92,72 @@ class RoundTokens:
     # tokens_per_round_lo, tokens_per_round_hi: 95 %, over prompts; None with too few.
     tokens_per_round_lo: float | None
     tokens_per_round_hi: float | None
-    own_cost: float | None  # in plain tokens, what a round costs where the run's speedups hold
-    interpolated: bool = False  # whether that lies between those of other K, which were timed
-    given: bool = False  # whether that follows from times that were given
+    own_cost: float | None  # R(K) / R(0) where the run's speedups hold: a round in plain tokens
+    interpolated: bool = False  # whether own_cost is interpolated between K that were timed
+    given: bool = False  # whether own_cost follows from times that were given
 
     @property
     def pays_below(self) -> float:
-        """The cost of a round, in plain tokens, below which K pays on prompts like these."""
+        """The cost of a round, in plain tokens, below which K pays: a lower bound over prompts."""
         least = self.tokens_per_round_lo
         return self.tokens_per_round if least is None else least
 
 
 @dataclass(frozen=True)
 class MeasuredPart:
-    """What a verdict by replay and measured pairs rests on (`harness.stats.two_phase`)."""
+    """The prompts behind a verdict by replay and measured pairs (`harness.stats.two_phase`)."""
 
-    prompts: int  # of the workload, or the prompt set; all of them replayed
-    measured: int  # of all sets, on which the K ran next to plain decoding: a round's price
-    speedup_lo: float  # with speedup_hi: on these very prompts, at 95 %: the error of timing alone
+    prompts: int  # replayed prompts of the workload, or of the prompt set
+    measured: int  # prompts of all sets on which the K was timed next to plain decoding
+    # speedup_lo, speedup_hi: on exactly these prompts, 95 %; the error is that of timing alone
+    speedup_lo: float
     speedup_hi: float
-    chance_to_decide: float  # that the pairs which are still to be measured, if any, decide
+    chance_to_decide: float  # of the pairs that are still to be measured, if any
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is known of one engine, at one temperature, on a workload or a prompt set.
+    """The decision for one engine, at one temperature, on a workload or a prompt set.
 
-    Of an engine whose rounds were timed: what to serve on it. Of another there is no speedup: it
-    is `not_measured`, or `does_not_pay` where nothing that its rounds may cost lets a draft gain.
+    An engine whose rounds were not timed has no speedup: it is `not_measured`, or `does_not_pay`
+    where a draft cannot gain at any cost of a round.
     """
 
     decision: Decision  # "speculate" only when the speedup's lower bound is above 1
-    # draft, k: the choice, or the best-looking candidate where undecided, or the one to measure
-    # where nothing was; None and 0 where speculation does not pay.
+    # draft, k: the pair to serve; undecided: the candidate with the largest speedup; not measured:
+    # the one to measure; None and 0 where speculation does not pay.
     draft: str | None
     k: int
-    temperature: float | None  # None where the numbers came from elsewhere and do not say
+    temperature: float | None  # None where the numbers were given without one
     prompt_set: str  # a set's name, or "all" for the whole weighted workload
-    # speedup, speedup_lo, speedup_hi: free of the selection's optimism; with too few prompts for
-    # that, the plain speedup without bounds.
+    # speedup, speedup_lo, speedup_hi: corrected for the selection; with too few prompts for that,
+    # the uncorrected speedup without bounds.
     speedup: float | None
     speedup_lo: float | None
     speedup_hi: float | None
     reason: VerdictReason
     reason_values: Values = field(default_factory=dict[str, Value])
-    # "own" for our own loop, else as `engine=` names it; None where times or speedups were given
+    # "own": the harness's loop; else a name of `engine=`; None where times or speedups were given
     engine: str | None = None
-    timed: bool = True  # whether its rounds were timed; else there is no speedup
-    run: str | None = None  # the server run that timed them, where that is another run
+    timed: bool = True  # whether the engine's rounds were timed; else there is no speedup
+    run: str | None = None  # the server run that timed them, where it is another run
     rule: Rule | None = None  # None where it is not known
-    # "measured": that engine ran; "replayed": predicted, or without a speedup; "theory": arithmetic
+    # "measured": the engine ran; "replayed": predicted, or without a speedup; "theory": arithmetic
     source: Source = "replayed"
     rounds: tuple[RoundTokens, ...] = ()  # of the named draft at every K, where it was replayed
-    visits: Visits | None = None  # where no K of a server run has all that were asked for
-    # chance, gain: that the named candidate pays, and the mean of its speedup - 1, by the estimate
-    # and its error; None without an interval.
+    visits: Visits | None = None  # where no K of a server run has all visits that were asked for
+    # chance, gain: the probability that the candidate pays, and the mean of its speedup - 1, by the
+    # estimate and its error; None without an interval.
     chance: float | None = None
     gain: float | None = None
-    # Of a verdict by replay and measured pairs; None of one that was cross-fitted
+    # The prompts behind a verdict by replay and measured pairs; None for one that was cross-fitted
     pairs: MeasuredPart | None = None
 
     @classmethod
     def undecided(
         cls, temperature: float | None, prompt_set: str, reason: VerdictReason, values: Values
     ) -> "Answer":
-        """Without a choice or a speedup."""
+        """An undecided answer without a draft, a K and a speedup."""
         nothing = (None, None, None)
         return cls("undecided", None, 0, temperature, prompt_set, *nothing, reason, values)
 
@@ -166,7 +168,7 @@ class Answer:
 
     @property
     def named(self) -> tuple[str | None, int]:
-        """The draft and K to serve; where there are none, those that the numbers are of; or 0."""
+        """The draft and K to serve, else those that the reason quotes; None and 0 without any."""
         draft, k = self.reason_values.get("draft"), self.reason_values.get("k")
         return (
             self.draft or (draft if isinstance(draft, str) else None),
@@ -175,13 +177,13 @@ class Answer:
 
     @property
     def round(self) -> RoundTokens | None:
-        """What a round of the named K emits; None where that is not known."""
+        """The tokens per round of the named K; None where they are not known."""
         return next((entry for entry in self.rounds if entry.k == self.named[1]), None)
 
 
 @dataclass(frozen=True)
 class Caveat:
-    """What a reader must know before acting: a code, and the values its sentence quotes.
+    """A caveat on the numbers of a run: its code, and the values that its sentence quotes.
 
     `harness.analysis.caveats` has the record of each code.
     """
@@ -198,18 +200,17 @@ class ModelFacts:
     name: str
     id: str | None = None  # hub id, folder or `embedded:<name>`
     weights: str | None = None  # "pretrained", "dummy" or "embedded"
-    # What ran its steps: "cuda_graphs", "lean" or "transformers"; None if unknown.
+    # The implementation of its steps: "cuda_graphs", "lean" or "transformers"; None if unknown.
     engine: str | None = None
-    engine_reason: str | None = None  # why it is not the requested engine, or not all of it
+    engine_reason: str | None = None  # why it is not, or not entirely, the requested one
     compiled: bool | None = None  # whether a CUDA graph's work was compiled; None: no graph
-    # What a draft is, of `serving.drafts.DRAFTS`, and the layers of an early exit
-    kind: str = "model"
-    layers: int | None = None
+    kind: str = "model"  # the kind of draft, a key of `serving.drafts.DRAFTS`
+    layers: int | None = None  # of an early exit
 
 
 @dataclass(frozen=True)
 class SamplingFacts:
-    """How the run drew tokens (`decode.*`), for serving lines."""
+    """The sampling parameters of the run (`decode.*`), for serving commands."""
 
     rule: Rule = "ratio"
     top_k: int | None = None
@@ -221,20 +222,20 @@ class SamplingFacts:
 
 @dataclass(frozen=True)
 class MadeWith:
-    """What made a run, where it is known; all else is in the run's manifest.json."""
+    """The command, device and versions of a run; other facts are in its manifest.json."""
 
-    command: str | None = None  # as it can be typed again
-    device: str | None = None  # its card or processor
+    command: str | None = None  # in a form that can be typed again
+    device: str | None = None  # the card or processor
     versions: dict[str, str] = field(default_factory=dict[str, str])  # by name: python, torch, ...
     commit: str | None = None  # of the harness
-    uncommitted: bool = False  # whether files differed from it
+    uncommitted: bool = False  # whether files differed from that commit
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Which run this is: what a report says of it apart from numbers."""
+    """The facts of a run apart from its results: command, models, settings and status."""
 
-    command: str  # which one made it: sweep, audition, profile, breakeven, snapshot or report
+    command: str  # the key of its page in `reporting.pages`: sweep, audition, server, ...
     folder: str  # the run folder's path as it was given
     status: Status
     created_utc: str | None
@@ -242,45 +243,47 @@ class RunFacts:
     draft: str | None
     models: tuple[ModelFacts, ...] = ()  # the target first
     sampling: SamplingFacts = field(default_factory=SamplingFacts)
-    serve_on: str | None = None  # the server whose line is shown first (`engine=`); an engine
+    serve_on: str | None = None  # the engine whose serving command is shown first (`engine=`)
     ks: tuple[int, ...] = ()
     temperatures: tuple[float, ...] = ()
     seed: int | None = None
     prompts: int | None = None
-    synthetic: bool = False  # whether acceptance was set (`decode.acceptance`) instead of found
-    # Of the prompt sets in the workload, where they were given (`prompts.weights`), or are a log's.
+    synthetic: bool = False  # whether acceptance was set (`decode.acceptance`) and not measured
+    # Weights of the prompt sets in the workload, where they were given (`prompts.weights`) or
+    # follow from a log
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    own_prompts: bool = False  # whether prompts are the user's, or records of requests
+    own_prompts: bool = False  # whether the prompts are the user's, or records of requests
     replay_only: bool = False  # whether no speculative generation was timed (mode=replay, audition)
     # measured_cells, failed_cells, partial_cells: rows of results.csv that were run.
     measured_cells: int = 0
     failed_cells: int = 0
     partial_cells: int = 0
     made_with: MadeWith = field(default_factory=MadeWith)
-    # not_scored, ranked: drafts of an audition that its ranking lacks, and how many it has; 0 where
-    # something else failed as well.
+    # not_scored, ranked: the drafts that an audition's ranking lacks, and the number of drafts that
+    # it has; 0 where something else failed as well.
     not_scored: tuple[str, ...] = ()
     ranked: int = 0
 
     def facts_of(self, draft: str | None) -> ModelFacts | None:
-        """What is known of a draft; None for a look-up, and for one that only has a name."""
+        """The facts of a draft; None for a look-up, and for a draft with nothing but a name."""
         return next((m for m in self.models if m.role != "target" and m.name == draft), None)
 
     @property
     def dummies(self) -> tuple[str, ...]:
-        """Names of the models with random weights."""
+        """The names of the models with random weights."""
         return tuple(model.name for model in self.models if model.weights == "dummy")
 
 
 @dataclass(frozen=True)
 class StepSummary:
-    """Median step times of one draft with the target, measured, typed in or of another run."""
+    """The median step times of one draft and the target: measured, typed in or of another run."""
 
     draft: str  # its name; "" where latencies were typed
     draft_step_s: float
     target_step_s: float
     context_tokens: int | None = None  # in the cache before the timed step; None where typed
-    target_prefill_s: float | None = None  # both prefills: per prompt token
+    # target_prefill_s, draft_prefill_s: per prompt token
+    target_prefill_s: float | None = None
     draft_prefill_s: float | None = None
 
     @property
@@ -289,37 +292,37 @@ class StepSummary:
         return self.draft_step_s / self.target_step_s
 
 
-# How another engine's R of a draft is known: that draft was measured there; another one of the same
-# shape was; or R follows from another draft's, whose own steps take another time
+# The origin of an engine's R(K) with a draft: the draft was measured on it; another draft of the
+# same shape was; or R(K) is composed from another draft's, with this draft's own step times
 Basis = Literal["measured", "same_shape", "composed"]
 
 
 @dataclass(frozen=True)
 class RoundSummary:
-    """What a plain token and a round cost with one draft at one temperature: R(0) and R(K)."""
+    """The times of a plain token, R(0), and of rounds, R(K), with one draft at one temperature."""
 
     draft: str  # its name; "" where latencies were typed
     temperature: float | None  # at which rounds were timed; None where none were
-    # "rounds" of the running loop were timed; "requests" to a server; "steps" by the formula from
-    # timed steps (a run that timed no rounds); "typed" by the formula from typed latencies.
+    # Timed "rounds" of the running loop; timed "requests" to a server; by the formula from timed
+    # "steps" (a run that timed no rounds); by the formula from "typed" latencies.
     source: Literal["rounds", "requests", "steps", "typed"]
     plain_s: float  # R(0), one plain token
-    round_s: dict[int, float]  # R(K) by K, where it was timed; rounds in between lie on a line
-    visits: int = 0  # how often they were timed
-    # The plain token that speedups are over, where the target ran in a slower way for this draft
+    round_s: dict[int, float]  # R(K) by K that was timed; other K are interpolated linearly
+    visits: int = 0  # the number of visits that timed them
+    # R(0) for speedups, where the target ran in a slower mode for this draft
     other_plain_s: float | None = None
-    engine: str = "own"  # whose rounds they are: our own loop's, or a server's
-    run: str | None = None  # the server run that they are from, where that is another run
+    engine: str = "own"  # "own" for the harness's loop, else a server's engine
+    run: str | None = None  # the server run that they are from, where it is another run
     basis: Basis = "measured"
 
     def relative(self, k: int) -> float:
-        """R(K) / R(0): what a round costs in plain tokens, timed next to it."""
+        """R(K) / R(0): the cost of a round in plain tokens."""
         return self.round_s[k] / self.plain_s
 
 
 @dataclass(frozen=True)
 class Unstable:
-    """A timing that cannot be right, after it was repeated: marked in tables, left out of plots."""
+    """A timing that cannot be right despite repetition: marked in tables, left out of plots."""
 
     reason: Literal[
         "verify_unlike_step",  # value: v(1), off 1 beyond its interval: they are one forward
@@ -337,30 +340,30 @@ class Unstable:
     batch: int | None = None
     prompt_set: str | None = None
     temperature: float | None = None
-    draft: str | None = (
-        None  # of a step, which every draft of an audition has timed next to its own
-    )
+    # Of a target step: the draft of an audition next to which it was timed
+    draft: str | None = None
 
 
 @dataclass(frozen=True)
 class OutlierCell:
-    """A measured cell whose speedup a few generations decide."""
+    """A measured cell whose speedup depends on a few generations."""
 
     prompt_set: str
     temperature: float
     k: int
     speedup: float  # the ratio of sums, as in results.csv
-    trimmed_speedup: float  # the same without the 10 % slowest and fastest generations
-    generations: int  # how many took far longer, or far less, than the others' rounds
+    trimmed_speedup: float  # without the 10 % slowest and fastest generations
+    generations: int  # those whose rounds took far longer, or far less, than the others'
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """A draft of an audition that was measured no further, since it loses (early elimination)."""
+    """The early elimination of a draft from an audition."""
 
-    prompts: int  # prompts, of: on how many of how many prompts it was measured
+    # prompts, of: prompts that it was measured on, of all
+    prompts: int
     of: int
-    slower_than: tuple[str | None, ...]  # significantly: drafts; None is plain decoding
+    slower_than: tuple[str | None, ...]  # drafts significantly faster; None is plain decoding
 
 
 @dataclass(frozen=True)
@@ -370,19 +373,21 @@ class LeaderboardRow:
     rank: int  # from 1
     draft: str | None
     k: int
-    speedup: float  # like its bounds: of the weighted workload, by replay
+    # speedup, speedup_lo, speedup_hi: on the weighted workload, by replay
+    speedup: float
     speedup_lo: float | None = None
     speedup_hi: float | None = None
     tokens_per_round: float | None = None
-    alpha: float | None = None  # like its bounds: at this K, over all prompts
+    # alpha, alpha_lo, alpha_hi: at this K, over all prompts
+    alpha: float | None = None
     alpha_lo: float | None = None
     alpha_hi: float | None = None
-    breakeven_alpha: float | None = None  # the iid formula's; None where even alpha = 1 loses
+    breakeven_alpha: float | None = None  # by the iid formula; None where even alpha = 1 loses
     probability_best: float | None = None  # share of draws in which no other row is faster
     draft_memory_bytes: float | None = None  # weights of the draft; None if unknown
     usd_per_million_tokens: float | None = None  # None without a price
-    dropped: Dropped | None = None  # all numbers are then of the prompts before that
-    corrected: bool = False  # whether its speedup is a verdict's, less the optimism of choosing it
+    dropped: Dropped | None = None  # where set, all numbers are of the prompts until elimination
+    corrected: bool = False  # whether the speedup is the verdict's, corrected for the selection
 
 
 @dataclass(frozen=True)
@@ -391,16 +396,16 @@ class Leaderboard:
 
     rule: Rule
     temperature: float
-    engines: tuple[str, ...]  # who accepts by this rule
+    engines: tuple[str, ...]  # the engines that accept by this rule
     rows: tuple[LeaderboardRow, ...]
 
 
 @dataclass(frozen=True)
 class AcceptanceByPosition:
-    """Share of rounds, among those with at least j positions left, with at least j accepted.
+    """The share of rounds with at least j accepted, of those with at least j positions left.
 
-    Measured ones are there for every prompt set, temperature and K that ran, and for all sets
-    together; replayed ones for each draft at its best K, all sets together.
+    Measured shares are of every prompt set, temperature and K that ran, and of all sets together;
+    replayed shares are of each draft at its best K, of all sets together.
     """
 
     draft: str
@@ -412,20 +417,21 @@ class AcceptanceByPosition:
 
     @property
     def non_increasing(self) -> tuple[float, ...]:
-        """The shares as a server's synthetic acceptance takes them: never increasing."""
+        """The shares made non-increasing, as a server's synthetic acceptance needs them."""
         return tuple(min(self.shares[: index + 1]) for index in range(len(self.shares)))
 
 
 @dataclass(frozen=True)
 class CategoryAlpha:
-    """Alpha of one draft on one category of prompts (their prompt set where they have none)."""
+    """The alpha of one draft on one category of prompts (the prompt set where they have none)."""
 
     temperature: float
     draft: str
     k: int
     category: str
-    prompts: int  # how many; too few give no interval
-    accepted: float  # accepted, judged: expected counts; alpha is their quotient
+    prompts: int  # with too few there is no interval
+    # accepted, judged: expected counts of tokens; alpha is their quotient
+    accepted: float
     judged: float
     alpha: float | None
     alpha_lo: float | None
@@ -434,7 +440,7 @@ class CategoryAlpha:
 
 @dataclass(frozen=True)
 class AdaptiveRow:
-    """Drafting up to K tokens, and no more after one less likely than the threshold; replayed."""
+    """Adaptive drafting by replay: up to K tokens, until one is less likely than the threshold."""
 
     k: int
     threshold: float  # 0: always K
@@ -447,10 +453,10 @@ class AdaptiveRow:
 
 @dataclass(frozen=True)
 class AdaptiveDrafting:
-    """What adaptive drafting could bring to one draft.
+    """The speedups of adaptive drafting with one draft.
 
-    Where there are prompts enough for an interval, `fixed` and `best` are less the optimism of
-    choosing them, by prompts that were held out. Every other number is as the prompts have it.
+    With enough prompts for an interval, `fixed` and `best` are corrected for the selection by
+    held-out prompts. All other numbers are uncorrected.
     """
 
     draft: str
@@ -463,9 +469,9 @@ class AdaptiveDrafting:
 
 @dataclass(frozen=True)
 class ReplayCheck:
-    """One cell's tokens per round as the loop measured and as replay expects them.
+    """The tokens per round of one cell, as measured by the loop and as expected by replay.
 
-    Tokens drafted per round too, where rounds may propose fewer than K.
+    Where rounds may propose fewer than K tokens, also the tokens drafted per round.
     """
 
     prompt_set: str
@@ -492,54 +498,54 @@ class TextCheck:
     prompt: str
     repetition: int
     k: int
-    # PASS equal; TIE different within rounding, or within the engine's noise; FAIL different; OPEN
-    # different and not judged, since no model was loaded or the server told nothing; UNJUDGED
-    # different, in a mixture whose routing ties may do as much.
+    # PASS: equal. TIE: different within rounding, or within the engine's noise. FAIL: different.
+    # OPEN: different and not judged, since no model was loaded or the server gave no logprobs.
+    # UNJUDGED: different, in a mixture of experts whose routing ties may be the cause.
     result: CheckResult
-    first_difference: int | None = None  # position of the first token that differs; None: none does
-    # target_margin, verify_margin: between the two best logits there, by a plain step and by a
-    # forward of K + 1 positions. On an engine, of the plain text's token over the other text's.
+    first_difference: int | None = None  # position of the first token that differs; None: equal
+    # target_margin, verify_margin: gap between the two best logits there, by a plain step and by a
+    # forward of K + 1 positions. On an engine: the plain text's token less the other text's.
     target_margin: float | None = None
     verify_margin: float | None = None
     rounding: float | None = None  # largest difference there between logits by different forwards
-    # How much near ties of routers change logits there; None where that was not needed to judge.
+    # Change of the logits there by near ties of routers; None where it was not needed to judge
     routing: float | None = None
     acceptance_rate: float | None = None
-    # What an engine's margins change by, nats, where it is judged by that, and over how many
-    # positions that was measured; None over how many where the checkpoint judges.
+    # noise, noise_positions: the noise of an engine's margins in nats, where texts are judged by
+    # it, and the number of positions that it was measured at (None where the checkpoint judges)
     noise: float | None = None
     noise_positions: int | None = None
 
     @property
     def id(self) -> tuple[str, str, int, int]:
-        """Which text it is of."""
+        """The prompt set, prompt, repetition and K of the text."""
         return self.prompt_set, self.prompt, self.repetition, self.k
 
 
 @dataclass(frozen=True)
 class TextLikelihood:
-    """How likely sampled texts of a server are under the target, against the target's own.
+    """The log-likelihood of a server's sampled texts under the target, against its expectation.
 
-    Given what precedes it, a token of the target's own has the expected log-probability -H, the
-    distribution's entropy, and a known variance. So the sum over the texts of log target(x) + H is
-    a martingale, whatever the texts' lengths, and divided by the root of the summed variances it is
-    a standard normal number, for many tokens; for fewer, and for a target that is sure of most of
-    them, it is skew (`harness.analysis.server_lossless.normal_z`). A server that is not lossless
-    drifts from 0.
+    A token x that the target samples has, given the text before it, the expected log-probability
+    -H (H is the entropy of the target's distribution) and a known variance. The sum of
+    log target(x) + H over the texts is therefore a martingale, whatever the texts' lengths. Divided
+    by the root of the summed variances it is standard normal for many tokens; for few tokens, or
+    with a target that is nearly certain of most of them, it is skewed
+    (`harness.analysis.server_lossless.normal_z`). A server that is not lossless drifts from 0.
     """
 
     temperature: float
     k: int  # 0: the plain server
     tokens: int
     excess: float  # sum of log target(x) + H, nats
-    variance: float  # of that sum, nats squared
+    variance: float  # of the excess, nats squared
     log_probability: float  # sum of log target(x), nats
     third_cumulant: float = 0.0  # of the excess, nats cubed; 0 in runs of an earlier version
 
 
 @dataclass(frozen=True)
 class DistributionTest:
-    """A chi-square of drawn tokens against the target's exact distribution at one offset."""
+    """A chi-square test of drawn tokens against the target's distribution at one offset."""
 
     temperature: float
     k: int
@@ -554,26 +560,27 @@ class DistributionTest:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why the verdict is what it is, for its draft: counterfactuals, one factor at a time."""
+    """The factors behind a verdict for its draft: what each would change alone."""
 
-    draft: str  # draft, k, temperature: the cell they are of
+    # draft, k, temperature: the cell that is explained
+    draft: str
     k: int
     temperature: float
     decision: Decision  # the verdict's
-    speedup: float  # what R(K) and the workload's tokens per round give
+    speedup: float  # tokens per round of the workload x R(0) / R(K)
     alpha: float  # measured or replayed at this K
     breakeven_alpha: float | None  # None where even alpha = 1 loses
     ceiling: float  # the speedup at alpha = 1
-    # K c + v + loop = R(K), in target steps, so speedup = tokens per round x plain / (K c + v +
-    # loop).
+    # R(K) = K c + v + loop in target steps; speedup = tokens per round x plain / (K c + v + loop)
     plain: float  # R(0) / target step
-    c: float  # c, c_allowed: draft step / target step, and the largest at which it breaks even
+    # c, c_allowed: draft step / target step, and the largest c that breaks even
+    c: float
     c_allowed: float
     v: float  # verify / target step
     speedup_at_v1: float  # if a verify cost one step
-    loop: float  # what steps do not explain of R(K): accepting, sampling, host work
+    loop: float  # the rest of R(K) besides the forwards: accepting, sampling, host work
     speedup_without_loop: float  # if rounds and plain tokens took no more than their forwards
-    # What alone would turn a loss into a gain, the most telling first.
+    # Factors that alone would turn a loss into a gain, the strongest first
     factors: tuple[Factor, ...] = ()
     launch_bound: bool = False  # whether steps take far longer than their bytes need
     # floor_c, floor_k, floor_speedup: with both steps at their memory floors; None if unknown.
@@ -587,17 +594,17 @@ class Explanation:
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """A rule in circulation, and the given numbers under it; shown, never obeyed."""
+    """A common rule of thumb, applied to the given numbers; no verdict depends on it."""
 
     code: RuleOfThumbCode
     met: bool | None  # None where it is not known
     value: float
-    values: Values = field(default_factory=dict[str, Value])  # what the arithmetic says instead
+    values: Values = field(default_factory=dict[str, Value])  # the results of the arithmetic
 
 
 @dataclass(frozen=True)
 class DraftMemory:
-    """What a draft takes of the device's memory, in context and concurrency lost."""
+    """The device memory that a draft takes, also as context and concurrent sequences lost."""
 
     draft: str
     device: str | None
@@ -605,17 +612,18 @@ class DraftMemory:
     kv_bytes_per_token: float
     fits: bool  # whether the weights alone do
     context_tokens: int  # tokens of cache that fit, of one sequence or all together
-    context_tokens_lost: int  # to what fits without a draft
+    context_tokens_lost: int  # compared with serving without a draft
     sequences: int  # concurrent sequences at the asked context
     sequences_lost: int
 
 
 @dataclass(frozen=True)
 class CardRow:
-    """What to serve with on one card at one temperature; cheapest token first."""
+    """The decision and the token price on one card at one temperature."""
 
-    place: int  # from 1
-    card: str  # card, device: its short name, and what it calls itself
+    place: int  # from 1, the cheapest token first
+    # card, device: the short name, and the name that the driver reports
+    card: str
     device: str
     temperature: float | None
     decision: Decision
@@ -625,18 +633,18 @@ class CardRow:
     speedup_lo: float | None
     speedup_hi: float | None
     plain_s: float  # R(0), one plain token
-    seconds_per_token: float  # of what the verdict says to serve; plain decoding's unless it pays
+    seconds_per_token: float  # with the draft where the verdict is to speculate, else without
     price_per_hour_usd: float | None
     plain_usd_per_million_tokens: float | None
     usd_per_million_tokens: float | None
-    # rented_s, spent_usd: how long a rented machine took for the run, at the card's price.
+    # rented_s, spent_usd: time of the run on a rented machine, and its cost at the card's price
     rented_s: float | None = None
     spent_usd: float | None = None
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Memory bandwidth that floors are computed with, 10^9 bytes per second."""
+    """The memory bandwidth of the floors, 10^9 bytes per second."""
 
     gb_s: float
     source: Literal["measured", "datasheet"]
@@ -647,26 +655,27 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class StepBound:
-    """What a step's time goes to."""
+    """The shares of a step's time: reading (MBU), arithmetic and overhead."""
 
     role: str
     model: str
     context_tokens: int
     batch: int
-    step_s: float  # step_s, floor_s, mbu: as in latency.csv
+    # step_s, floor_s, mbu: as in latency.csv
+    step_s: float
     floor_s: float
     mbu: float
     positions: int  # the most positions in one forward that were timed
-    positions_ratio: float  # that forward / the step: how little the time depends on the work
-    arithmetic_share: float  # of the step, by what a further position adds at most
-    overhead_share: float  # what neither reading nor arithmetic explains
+    positions_ratio: float  # the time of that forward / the step
+    arithmetic_share: float  # the most that a further position adds / the step
+    overhead_share: float  # the rest, neither reading nor arithmetic
     bound: Literal["memory", "arithmetic", "overhead"]
     launch_bound: bool  # MBU below 0.4 and overhead above one half
 
 
 @dataclass(frozen=True)
 class RoundPart:
-    """One part of a round (draft, verify, accept, host, rewind) and its seconds."""
+    """The seconds of one part of a round (draft, verify, accept, host, rewind)."""
 
     name: str
     seconds: float
@@ -674,39 +683,39 @@ class RoundPart:
 
 @dataclass(frozen=True)
 class WaterfallStep:
-    """One step from K + 1, a round at the price of a plain token, to that of timed rounds."""
+    """One step from the speedup K + 1 (a round costs a plain token) to that of timed rounds."""
 
     cause: str  # a code: free (K + 1), draft, verify, accept, rewind, host, unexplained, acceptance
-    speedup: float  # after it
-    factor: float  # that it brought
-    # What the cause's sentence quotes: draft, verify in plain tokens; tokens per round; or None.
+    speedup: float  # after this step
+    factor: float  # the speedup / that of the step before
+    # The value in the cause's text: draft, verify in plain tokens; tokens per round; or None
     value: float | None = None
 
 
 @dataclass(frozen=True)
 class RoundBreakdown:
-    """One K's round of the real loop in parts, and the waterfall that follows."""
+    """The parts of a round of the real loop at one K, and the waterfall of its speedup."""
 
     k: int
-    rounds: int  # how many were timed in parts
+    rounds: int  # rounds that were timed in parts
     round_s: float  # R(K)
     parts: tuple[RoundPart, ...]
     unexplained_s: float  # round_s - the sum of the parts
     tokens_per_round: float
-    step_s: float  # step_s, plain_s: a bare target step, and one token of plain decoding, R(0)
-    plain_s: float
+    step_s: float  # a bare target step
+    plain_s: float  # one token of plain decoding, R(0)
     speedup: float
     waterfall: tuple[WaterfallStep, ...]
 
     @property
     def unexplained_share(self) -> float:
-        """Of the round."""
+        """The unexplained share of the round."""
         return self.unexplained_s / self.round_s
 
 
 @dataclass(frozen=True)
 class StepCurve:
-    """Step times at one context and batch at which both models were timed."""
+    """The step times of both models, and the target's verifies, at one context and batch."""
 
     context_tokens: int
     batch: int
@@ -724,13 +733,13 @@ class StepCurve:
 
     @property
     def largest_k(self) -> int:
-        """Whose verify was timed."""
+        """The largest K whose verify was timed."""
         return len(self.verify_s) - 1
 
 
 @dataclass(frozen=True)
 class CeilingAtK:
-    """What a K could give at best, and needs at least."""
+    """The ideal speedup and the break-even alpha of a K."""
 
     k: int
     ideal_speedup: float  # (K + 1) R(0) / R(K): every draft token accepted
@@ -740,7 +749,7 @@ class CeilingAtK:
 
 @dataclass(frozen=True)
 class SpeedupByK:
-    """The speedup at one alpha by the iid model, by K."""
+    """The speedups at one alpha by the iid model, by K."""
 
     alpha: float
     speedups: dict[int, float]
@@ -760,13 +769,14 @@ class ComparisonRow:
     # reference.
     reference: str
     run: str
-    reference_draft: str | None  # reference_draft, draft: the drafts in either; they may differ
+    # reference_draft, draft: the draft of each run; they may differ
+    reference_draft: str | None
     draft: str | None
     prompt_set: str | None  # a set, or "all" for the weighted workload
     temperature: float | None
     k: int
     status: Literal["complete", "partial"] = "complete"
-    prompts: int | None = None  # that both runs have
+    prompts: int | None = None  # the prompts that both runs have
     reference_ms_per_token: float | None = None
     ms_per_token: float | None = None
     reference_speedup: float | None = None
@@ -786,9 +796,9 @@ class ComparedRun:
 
     name: str  # of its folder
     row: ComparisonRow | None  # the cell that decides; None where no speedup can be compared
-    cells: int  # how many cells have a p-value
-    differing: int  # how many of them differ significantly, by the adjusted p-value
-    # threshold, outcome: `fail_below` and whether the ratio passes; None where not asked for.
+    cells: int  # cells with a p-value
+    differing: int  # cells that differ significantly, by the adjusted p-value
+    # threshold, outcome: `fail_below`, and whether the ratio passes it; None where it was not given
     threshold: float | None = None
     outcome: Literal["pass", "fail", "unclear"] | None = None
 
@@ -803,33 +813,34 @@ class Difference:
 
 @dataclass(frozen=True)
 class EngineRow:
-    """What one engine gained at one K, measured on prompts of every set of its run."""
+    """The measured speedup of one engine at one K, over prompts of every set of its run."""
 
     run: str  # name of its folder
-    engine: str  # as `engine=` has it; "own" is our own loop
+    engine: str  # a name of `engine=`; "own" is the harness's loop
     version: str | None
     draft: str
     temperature: float
     k: int
     concurrency: int  # requests side by side
-    speedup: float | None  # to the same engine's plain decoding; of throughput above 1 request
+    # Over the same engine's plain decoding; with several requests a ratio of throughputs
+    speedup: float | None
     speedup_lo: float | None = None
     speedup_hi: float | None = None
-    lossless: bool = True  # False where its speculation was seen to change what is generated
-    prompts: int | None = None  # timed plainly and at this K; None under load
+    lossless: bool = True  # False where its speculation failed the lossless test
+    prompts: int | None = None  # timed without a draft and at this K; None under load
 
 
 @dataclass(frozen=True)
 class RunCompared:
-    """What one of the runs that are compared is of."""
+    """The command, draft and engine of a run that is compared."""
 
     name: str  # of its folder
     command: str
     draft: str | None
-    engine: str  # as `engine=` has it; "own" is our own loop
+    engine: str  # a name of `engine=`; "own" is the harness's loop
     version: str | None  # of the engine
     seed: int | None
-    weights: Mapping[str, float] = field(default_factory=dict[str, float])  # empty: equal ones
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])  # empty: equal weights
 
 
 @dataclass(frozen=True)
@@ -841,12 +852,12 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     caveats: tuple[Caveat, ...]  # most important first
     differences: tuple[Difference, ...]
-    engines: tuple[EngineRow, ...] = ()  # where one of the runs is a server's
+    engines: tuple[EngineRow, ...] = ()  # where one of the runs is a server run
     every: tuple[RunCompared, ...] = ()  # the reference first
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all runs, the reference first."""
+        """The names of all runs, the reference first."""
         return (self.reference, *(run.name for run in self.runs))
 
     @property
@@ -857,23 +868,22 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ServedCell:
-    """One cell of a server, next to what was predicted of it."""
+    """One cell of a server, measured and predicted."""
 
     prompt_set: str
     temperature: float
     k: int
-    # measured: plain seconds per token / this K's, on the run's clock; None where it is predicted
-    # alone, for another K was chosen to be measured
+    # Measured: plain decoding's seconds per token / this K's, on the run's clock; None where the
+    # cell was only predicted, since another K was chosen to be measured
     speedup: float | None
-    tokens_per_round: float | None  # the server's; None where it counts no rounds
-    # By replay of the plain server's texts and this engine's round times, which have not seen the
-    # cell
+    tokens_per_round: float | None  # counted by the server; None where it counts no rounds
+    # From replayed tokens per round and this engine's round times, fitted without this cell
     predicted: float | None = None
-    visits: Visits | None = None  # None where it has all that were asked for
+    visits: Visits | None = None  # None where no visit is lacking
 
     @property
     def error(self) -> float | None:
-        """Of the prediction: predicted / measured - 1."""
+        """The error of the prediction: predicted / measured - 1."""
         if self.predicted is None or self.speedup is None:
             return None
         return self.predicted / self.speedup - 1.0
@@ -881,101 +891,100 @@ class ServedCell:
 
 @dataclass(frozen=True)
 class ServedGate:
-    """Whether a server at one K is lossless at one temperature, by what it returned.
+    """The lossless test of a server at one K and temperature, by the texts that it returned.
 
-    What cannot be compared is None: without weights at hand there is no replay.
+    Fields are None where nothing could be compared; without loaded weights there is no replay.
     """
 
     temperature: float
-    k: int  # 0: the plain server, whose texts must be the target's as well
+    k: int  # 0: the plain server, whose texts are tested against the target's
     texts: int
-    # At temperature 0, of the texts: equal to plain decoding's in every visit; ties; and real
-    # differences. noise: of the engine, by which they are judged, nats; None of our own loop.
+    # At temperature 0, of the texts: equal to plain decoding's in every visit; ties; real
+    # differences. noise: of the engine's logits, in nats, by which texts are judged; None for the
+    # harness's own loop.
     equal_texts: int | None = None
     tied_texts: int | None = None
     differing_texts: int | None = None
     noise: float | None = None
-    # replayed_texts: those whose rounds are compared with replay's; equal_rounds, equal_drafted: of
-    # them, those with exactly the same counts, where the rule leaves one way to decode a text.
+    # replayed_texts: texts whose rounds are compared with replay; equal_rounds, equal_drafted: of
+    # them, those with the same counts, where a text determines its rounds.
     replayed_texts: int | None = None
     equal_rounds: int | None = None
     equal_drafted: int | None = None
     # rounds, expected_rounds: of all texts; rounds_z: their difference in standard deviations,
-    # where a text has several ways. Other rounds make a draft that is not the scored one, or
-    # another rule; they say nothing of the texts.
+    # where a text does not determine its rounds. A difference shows another draft or another rule;
+    # it does not show that texts are wrong.
     rounds: float | None = None
     expected_rounds: float | None = None
     rounds_z: float | None = None
-    other_rule: Rule | None = None  # whose replay the rounds fit, where they do not the engine's
-    # Above temperature 0: log-probability of a token under the target, its expectation, and how
-    # many standard deviations their sums are apart (a martingale); plain_z: the same of its
-    # difference to that of the plain server's texts. Both as a normal number (`normal_z`).
+    other_rule: Rule | None = None  # a rule whose replay fits the rounds, if the engine's does not
+    # Above temperature 0: log-probability of a token under the target, its expectation, and the
+    # difference of their sums in standard deviations (a martingale); plain_z: the difference to the
+    # plain server's texts, likewise. Both are transformed to normal numbers (`normal_z`).
     nats_per_token: float | None = None
     expected_nats_per_token: float | None = None
     text_z: float | None = None
     plain_z: float | None = None
-    # Whether every visit returned the same texts although the target is not so sure of them.
+    # Whether every visit returned the same sampled texts, which chance does not explain
     repeats: bool = False
-    # By the texts alone: those of K as plain decoding's, and the plain server's as the target's.
-    # None where nothing could be compared, plain decoding's texts are not the target's, or texts
-    # differ that are not judged or too few to tell.
+    # By the texts alone: those at K against plain decoding's, the plain server's against the
+    # target's. None where nothing could be compared, plain decoding's texts are not the target's,
+    # or texts that differ are not judged or too few.
     lossless: bool | None = None
 
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of a time over requests, in seconds; None where there are too few requests to tell."""
+    """Percentiles of a latency over requests, in seconds; None with too few requests."""
 
     p50: float | None = None
     p95: float | None = None
     p99: float | None = None
 
 
-# A server that takes this much longer than requests come is behind; one that is not ends with the
-# requests that it is decoding when the last one comes
+# A queue grows where the server needs this share more time than the requests took to arrive. A
+# server that keeps up only has the requests left that it decodes when the last one arrives.
 QUEUE_GROWS = 0.25
 
 
 @dataclass(frozen=True)
 class UserLatency:
-    """What those who send requests to a server wait for, at one K under one load."""
+    """The latencies that users of a server see, at one K under one load."""
 
     temperature: float
     k: int
-    # Of requests that were sent one by one and of a closed loop: how many are in flight. `rate`:
-    # arrivals per second, where they arrive at random. `load`: whether it is one of `LoadCell`s'.
-    concurrency: int | None
-    rate: float | None
-    load: bool
-    clock: Literal["client", "engine"]  # "engine": of runs that did not store what the client saw
+    concurrency: int | None  # requests in flight; None where they arrive at random
+    rate: float | None  # arrivals per second, where they arrive at random
+    load: bool  # whether it is of a load (`LoadCell`), and not of requests sent one by one
+    clock: Literal["client", "engine"]  # "engine": runs that did not store the client's times
     requests: int = 0
-    # Until the first token; of each further one (seconds after the first / tokens after it); of the
-    # whole answer. None where the server does not tell them apart.
+    # Time to first token; time per output token after it; time to the whole answer. None where the
+    # server does not report them separately.
     first_token: Percentiles | None = None
     per_token: Percentiles | None = None
     request: Percentiles | None = None
-    visits: Visits | None = None  # None where it has all that were asked for
-    # Where requests arrive at random: the share that met the run's goals (None without one), and
-    # how much longer the server took than requests came, relative to that time.
+    visits: Visits | None = None  # None where no visit is lacking
+    # Where requests arrive at random: the share that met the run's goals (None without goals), and
+    # the time that the server took beyond the last arrival / the time of the arrivals
     within_goals: float | None = None
     behind: float | None = None
 
     @property
     def queue_grows(self) -> bool:
-        """Whether more arrives than the server can serve."""
+        """Whether requests arrive faster than the server completes them."""
         return self.behind is not None and self.behind > QUEUE_GROWS
 
 
 @dataclass(frozen=True)
 class OtherK:
-    """What gains more at another K than at the one to serve: a prompt set, or a temperature."""
+    """A prompt set, or a temperature, that gains more at another K than at the one to serve."""
 
     temperature: float
     prompt_set: str  # "all": the whole workload, at a temperature that is not the headline's
-    k: int  # its own fastest
+    k: int  # its own fastest K
     speedup: float
-    served_k: int  # the headline's; 0 where nothing pays on the whole workload
-    served_speedup: float  # at that K
+    served_k: int  # the headline's K; 0 where nothing pays on the whole workload
+    served_speedup: float  # at the served K
     # ratio_lo, ratio_hi: of speedup / served_speedup over prompts; None with too few of them.
     ratio_lo: float | None
     ratio_hi: float | None
@@ -983,20 +992,24 @@ class OtherK:
 
 @dataclass(frozen=True)
 class ServedCosts:
-    """What decoding costs on a server at one temperature; round times are in `RoundSummary`."""
+    """The costs of decoding on a server at one temperature; R(K) is in `RoundSummary`."""
 
     temperature: float
-    # Requests of the other prompt sets; with "synthetic" also servers that reject every draft.
+    # "other_sets": fitted on requests of other prompt sets; "synthetic": on servers that reject
+    # every draft as well.
     source: Literal["synthetic", "other_sets"]
     plain_start_s: float  # of a plain request, besides its tokens
     start_s: float  # of a speculative request, besides its rounds
     plain_s: float  # of a plain token
-    round_s: dict[int, float]  # of a round that drafts n tokens, by n; in between on a line
+    round_s: dict[int, float]  # of a round that drafts n tokens, by n; interpolated linearly
 
 
 @dataclass(frozen=True)
 class LoadCell:
-    """A server under one load at one K: requests side by side, or arriving at a rate."""
+    """The throughput of a server under one load at one K.
+
+    A load is a number of requests side by side, or arrivals at a rate.
+    """
 
     temperature: float
     k: int
@@ -1004,41 +1017,41 @@ class LoadCell:
     rate: float | None  # arrivals per second; None in a closed loop
     requests: int
     tokens_per_second: float  # of all requests together
-    ms_per_token: float  # of one user: request seconds / tokens, the median
-    # throughput_ratio: to plain decoding under the same load; predicted_ratio: the same at the
-    # rounds that replay expects; spread: of repetitions, relative.
+    ms_per_token: float  # of one user: the median of request seconds / tokens
+    # throughput_ratio: to plain decoding under the same load; predicted_ratio: with the tokens per
+    # round of replay; spread: between visits, relative.
     throughput_ratio: float | None = None
     predicted_ratio: float | None = None
     spread: float | None = None
-    visits: Visits | None = None  # None where it has all that were asked for
-    # Requests that the servers decode side by side, where these are fewer: the others wait, and
-    # what is measured is a queue. None where there is room, or servers do not tell.
+    visits: Visits | None = None  # None where no visit is lacking
+    # Requests that the server decodes side by side, where these are fewer than the load: the others
+    # wait in a queue. None where all fit, or the server does not report it.
     slots: int | None = None
-    varying: Varying = ""  # how K changed while the server served; `k` is the largest then
-    tokens_per_round: float | None = None  # of a server whose K changed, where it told every round
+    varying: Varying = ""  # how K changed while the server served; `k` is then the largest
+    tokens_per_round: float | None = None  # of a server whose K changed, if it counts every round
 
 
 @dataclass(frozen=True)
 class ScheduleEntry:
-    """Which K to serve while so many requests are decoded side by side."""
+    """The K to serve for a range of requests that are decoded side by side."""
 
     low: int
     high: int | None  # None: and above
-    concurrency: int  # at which it was measured, the highest of them
+    concurrency: int  # the measured concurrency, the highest in the range
     k: int  # the fastest, by `predicted_ratio` where it is known; 0 for plain decoding
-    # Further K whose distance to it is within the spread of repetitions; empty: it leads
+    # Other K whose difference to it is within the spread of visits; empty: it is the fastest
     tied: tuple[int, ...]
-    # Throughput / plain decoding's, at the rounds that replay expects, and measured
+    # Throughput / plain decoding's, with the tokens per round of replay, and as measured
     predicted_ratio: float | None
     measured_ratio: float
-    # What K chosen so by all visits but one lack, in that one, to the fastest K of all visits; None
-    # where there are fewer than two visits.
+    # Throughput that a visit loses, against the fastest K of all visits, with the K that the other
+    # visits choose; None with fewer than two visits
     loss: float | None
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """K by how many requests are decoded side by side, at one temperature."""
+    """K by the number of requests that are decoded side by side, at one temperature."""
 
     temperature: float
     entries: tuple[ScheduleEntry, ...]  # ascending, one per measured concurrency
@@ -1052,31 +1065,31 @@ class ServedK:
     k: int
     speedup: float
     tokens_per_round: float | None
-    round_cost: float | None  # R(K) / R(0): what a round costs in plain tokens
+    round_cost: float | None  # R(K) / R(0): the cost of a round in plain tokens
 
 
 NotPredicted = Literal[
-    "no_weights",  # no target and draft are loaded here, so returned texts cannot be scored
-    "no_texts",  # they were to be, and no text of plain decoding was scored
+    "no_weights",  # target and draft are not loaded, so returned texts cannot be scored
+    "no_texts",  # no text of plain decoding could be scored
     "no_counting",  # how the engine counts rounds is not known
     "no_costs",  # neither synthetic acceptance nor a second prompt set gives its round times
     "servers_failed",  # plain decoding, or every K, has no answer
-    "costs_untold",  # requests of other prompt sets were timed, and tell no round times
-    "not_lossless",  # it draws from another distribution, so replay does not tell its rounds
+    "costs_untold",  # no round times follow from the timed requests of other prompt sets
+    "not_lossless",  # it samples from another distribution, so replay does not hold for it
 ]
 
 
 @dataclass(frozen=True)
 class ServedMemory:
-    """What both models take of a server's memory, as it was configured for the measurement.
+    """The memory of both models on a server, as it was configured for the measurement.
 
-    Caches are those of all its slots, full. A number that is not known is None.
+    KV caches are those of all slots, full. A number that is not known is None.
     """
 
     k: int
     slots: int  # requests side by side
-    context_tokens: int  # that each of them has room for
-    kv_type: str | None  # of the target's cache, as the engine names it
+    context_tokens: int  # of each request at most
+    kv_type: str | None  # of the target's KV cache, as the engine names it
     target_weights_bytes: float | None
     draft_weights_bytes: float | None
     target_kv_bytes_per_token: float | None
@@ -1085,29 +1098,29 @@ class ServedMemory:
 
 @dataclass(frozen=True)
 class StartedServers:
-    """The speculating servers that a run started; one that drafts for each K, and others."""
+    """The K of the speculating servers that a run started."""
 
-    asked: tuple[int, ...]  # every K that the run is of
+    asked: tuple[int, ...]  # every K of the run
     ks: tuple[int, ...]  # those with a server
-    measured: tuple[int, ...]  # those that it was asked all prompts at; others are predicted
-    rejecting: tuple[int, ...] = ()  # those with one more, that rejects every draft
+    measured: tuple[int, ...]  # those measured on all prompts; others are predicted
+    rejecting: tuple[int, ...] = ()  # those with a further server that rejects every draft
 
     @property
     def number(self) -> int:
-        """How many."""
+        """The number of servers."""
         return len(self.ks) + len(self.rejecting)
 
 
 @dataclass(frozen=True)
 class ServedSummary:
-    """A server that ran the pair: what it is, and what a prediction of it is worth."""
+    """The measurements of a server that ran the pair, and its predictions."""
 
     engine: str  # a name that `engine=` takes
     version: str
     rule: Rule | None  # None where it is not known
     clock: Literal["engine", "cpu"]  # "cpu": processor seconds of the server's process
-    started: bool  # by this run; else it was attached to
-    commands: tuple[ServerCommand, ...] = ()  # that started it; empty where it ran before
+    started: bool  # whether the run started it; else it attached to a running server
+    commands: tuple[ServerCommand, ...] = ()  # that started it; empty where the run attached
     cells: tuple[ServedCell, ...] = ()
     by_k: tuple[ServedK, ...] = ()
     other_ks: tuple[OtherK, ...] = ()
@@ -1116,42 +1129,42 @@ class ServedSummary:
     costs: tuple[ServedCosts, ...] = ()
     not_predicted: NotPredicted | None = None
     load: tuple[LoadCell, ...] = ()
-    varying: tuple[LoadCell, ...] = ()  # of servers whose K changed
-    varying_commands: dict[Varying, ServerCommand] = field(  # that started these
+    varying: tuple[LoadCell, ...] = ()  # of servers whose K changes
+    varying_commands: dict[Varying, ServerCommand] = field(  # that started those servers
         default_factory=dict[Varying, ServerCommand]
     )
     schedules: tuple[Schedule, ...] = ()
     memory: ServedMemory | None = None  # of servers that the run started, with a draft
-    servers: StartedServers | None = None  # None where it attached to servers that ran
+    servers: StartedServers | None = None  # None where the run attached to servers
 
     def ratios(self, temperature: float, concurrency: int) -> dict[int, float | None]:
-        """By K the measured throughput / plain decoding's, with so many requests side by side."""
+        """The measured throughput / plain decoding's by K, at this many requests side by side."""
         cells = (cell for cell in self.load if cell.temperature == temperature)
         return {cell.k: cell.throughput_ratio for cell in cells if cell.concurrency == concurrency}
 
     def not_lossless(self, temperature: float) -> tuple[int, ...]:
-        """The K that were seen to change what is generated at a temperature."""
+        """The K above 0 that failed the lossless test at a temperature."""
         failed = (gate for gate in self.gates if gate.k and gate.lossless is False)
         return tuple(gate.k for gate in failed if gate.temperature == temperature)
 
     @property
     def lossless(self) -> bool | None:
-        """Whether every gate that compared anything was passed; None where none did."""
+        """Whether every comparison was lossless; None where nothing was compared."""
         known = [gate.lossless for gate in self.gates if gate.lossless is not None]
         return all(known) if known else None
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What a running server counted between two scrapes."""
+    """The counters of a running server between two scrapes."""
 
     seconds: float
-    rounds: int  # that drafted
+    rounds: int  # rounds that drafted
     accepted: int
-    tokens: int  # of answers
+    tokens: int  # tokens of answers
     requests: int | None = None  # that have their first token, or that ended; None: not counted
-    drafted: int | None = None
-    accepted_at: tuple[int, ...] = ()  # rounds that accepted at least 1, 2, ...; empty likewise
+    drafted: int | None = None  # None: not counted
+    accepted_at: tuple[int, ...] = ()  # rounds that accepted at least 1, 2, ...; empty: not counted
 
     @property
     def tokens_per_round(self) -> float | None:
@@ -1166,22 +1179,22 @@ class Counted:
 
 @dataclass(frozen=True)
 class RunningServer:
-    """What the counters of a server say that serves others."""
+    """The counters of a running server, which serves other users."""
 
     engine: str
     k: int  # the most that a round drafts; 0 where nothing was drafted
-    ks: tuple[int, ...]  # as the server told; several where it adapts, empty where it does not tell
+    ks: tuple[int, ...]  # as reported; several where the server adapts K, empty where not reported
     total: Counted | None  # None where no round was counted
 
 
 @dataclass(frozen=True)
 class PlanPoint:
-    """What users wait for at a rate on one card, simulated: a percentile over requests, seconds."""
+    """The simulated latencies at a rate on one card: a percentile over requests, in seconds."""
 
     rate: float  # requests per second
     tpot_s: float  # time per output token after the first
     ttft_s: float  # time to first token
-    # Over prompts and arrivals, at the asked rate; None with too few prompts.
+    # 95 % intervals over prompts and arrivals, at the asked rate; None with too few prompts
     tpot_lo_s: float | None = None
     tpot_hi_s: float | None = None
     ttft_lo_s: float | None = None
@@ -1190,19 +1203,19 @@ class PlanPoint:
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """A way to serve, and what it holds."""
+    """A draft and policy to serve, with the rate that one card serves within the goal."""
 
     draft: str | None  # None: plain decoding
     policy: PlanPolicy
     k: int  # the most that a round drafts; 0 is plain decoding
-    ks: tuple[int, ...]  # of `by_load`: K by how many are active, from 1 on; empty of one K
+    ks: tuple[int, ...]  # of `by_load`: K by active requests, from 1 on; empty for one K
     capacity: float  # requests per second that one card serves while all slots are taken
-    points: tuple[PlanPoint, ...]  # by rate, ascending, up to what is nearly the capacity
+    points: tuple[PlanPoint, ...]  # by rate, ascending, up to nearly the capacity
     at_rate: PlanPoint | None  # the asked rate on one card; None beyond its capacity
-    largest_rate: float  # at which one card meets the goal; 0.0: none that was simulated
+    largest_rate: float  # at which one card meets the goal; 0.0: at no simulated rate
     largest_rate_lo: float | None
     largest_rate_hi: float | None
-    # That rate / plain decoding's, on the same prompts and arrivals; None where plain has none.
+    # largest_rate / plain decoding's, on the same prompts and arrivals; None where that is 0
     rate_ratio: float | None = None
     rate_ratio_lo: float | None = None
     rate_ratio_hi: float | None = None
@@ -1211,25 +1224,25 @@ class PlanChoice:
     usd_per_million_tokens: float | None = None
     capacity_lo: float | None = None
     capacity_hi: float | None = None
-    on_engine: bool = True  # whether the engine has the policy, with drafts of this kind
+    on_engine: bool = True  # whether the engine has this policy with this kind of draft
 
     @property
     def drafts(self) -> bool:
-        """Whether it speculates at all."""
+        """Whether the choice has a draft that is used."""
         return any(self.ks) if self.policy == "by_load" else self.k > 0
 
 
 @dataclass(frozen=True)
 class PlanCheck:
-    """A measured load next to the same requests, simulated at costs of the other prompts."""
+    """A measured load, next to the same requests simulated at the costs of other prompts."""
 
     k: int
     concurrency: int | None  # of a closed loop
     requests: int
-    # Of a closed loop
+    # tokens_per_second, simulated_tokens_per_second: of a closed loop
     tokens_per_second: float | None
     simulated_tokens_per_second: float | None
-    # Measured ones are None where the server does not tell
+    # Measured latencies are None where the server does not report them
     per_token: Percentiles | None
     simulated_per_token: Percentiles | None
     rate: float | None = None  # of requests that arrived at random
@@ -1239,29 +1252,31 @@ class PlanCheck:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which K meets a latency goal at a rate of requests, and on how many cards."""
+    """The choices for a latency goal at a rate of requests, with the cards that each needs."""
 
     run: str  # the server run
     engine: str
     draft: str
     temperature: float
     slots: int  # requests that a card decodes side by side
-    rate: float  # asked for, of all cards
+    rate: float  # the asked rate of all cards, requests per second
     percentile: float
-    tpot_s: float | None  # the goal; None where there is none
+    # tpot_s, ttft_s: the goals; None where there is none
+    tpot_s: float | None
     ttft_s: float | None
     arrivals: Literal["poisson", "recorded"]
     seeds: int
     requests: int  # of each seed
     prompts: int
-    tokens: float  # that a request returns, the mean
+    tokens: float  # tokens that a request returns, the mean
     choices: tuple[PlanChoice, ...]
-    # The least simulated rate at which no speculation has a shorter TPOT than plain decoding.
+    # The lowest simulated rate at which no choice with a draft has a shorter TPOT than plain
+    # decoding
     stops_paying: float | None = None
     checks: tuple[PlanCheck, ...] = ()
 
     def excess(self, point: PlanPoint) -> float:
-        """The larger of a point's percentiles / their goals; the goal is met up to 1."""
+        """The largest ratio of a point's latencies to their goals; up to 1 the goals are met."""
         pairs = ((point.tpot_s, self.tpot_s), (point.ttft_s, self.ttft_s))
         return max(value / goal for value, goal in pairs if goal is not None)
 
@@ -1272,43 +1287,43 @@ class Plan:
 
     @property
     def best(self) -> PlanChoice | None:
-        """The one that meets the goal with the fewest cards; of several the largest rate."""
+        """The choice that meets the goal with the fewest cards; of several, the largest rate."""
         able = [choice for choice in self.servable if choice.cards is not None]
         return min(able, key=lambda each: (each.cards, -each.largest_rate), default=None)
 
     @property
     def closest(self) -> PlanChoice:
-        """The one that misses the goal by least at its least rate."""
+        """The choice that comes closest to the goal at its lowest rate."""
         return min(self.servable, key=lambda each: self.excess(each.points[0]))
 
     @property
     def plain(self) -> PlanChoice:
-        """Plain decoding."""
+        """The choice without a draft."""
         return next(choice for choice in self.choices if choice.k == 0)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run says, and all that a report reads.
+    """The analysed results of a run: the only input of a report.
 
     Every command fills `run`, `results`, `latency`, `failures` and `caveats`. A sweep, an audition
-    and a break-even with a measured acceptance have verdicts; a sweep is the one-draft case of an
-    audition with generations next to it, so both fill the same fields. What does not apply is
+    and a break-even with a measured acceptance have verdicts; a sweep is an audition of one draft
+    that also generates with speculation, so both fill the same fields. Fields that do not apply are
     empty.
     """
 
     run: RunFacts
     schema_version: int = SCHEMA_VERSION
-    # By temperature, engine and prompt set, that of the engine whose rounds were timed first; all
-    # that is said to be decided is one of these.
+    # By temperature, engine and prompt set, the engine whose rounds were timed first; every
+    # decision in a report is one of these
     answers: tuple[Answer, ...] = ()
     failures: tuple[Failure, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     results: tuple[ResultRow, ...] = ()  # rows of results.csv
     latency: tuple[LatencyRow, ...] = ()  # rows of latency.csv, with memory floors where known
     steps: tuple[StepSummary, ...] = ()  # one entry per draft
-    round_times: tuple[RoundSummary, ...] = ()  # what prices predictions: by draft, temperature
-    unstable: tuple[Unstable, ...] = ()  # timings that cannot be right, though they were repeated
+    round_times: tuple[RoundSummary, ...] = ()  # the costs of predictions: by draft, temperature
+    unstable: tuple[Unstable, ...] = ()  # timings that cannot be right despite repetition
     # Sweep and audition
     outlier_cells: tuple[OutlierCell, ...] = ()
     # One per acceptance rule and temperature, the verdict's rule first.
@@ -1320,7 +1335,7 @@ class Summary:
     explanation: Explanation | None = None
     memory: tuple[DraftMemory, ...] = ()
     ineligible: tuple[Failure, ...] = ()  # drafts that cannot be used with this target, and why
-    # generation_s, scoring_s: what an audition's completions and scores took.
+    # generation_s, scoring_s: the time of an audition's completions and of its scores
     generation_s: float | None = None
     scoring_s: float | None = None
     price_per_hour_usd: float | None = None
@@ -1336,11 +1351,11 @@ class Summary:
     step_curves: tuple[StepCurve, ...] = ()
     skipped_cells: tuple[SkippedCell, ...] = ()
     # Break-even
-    ceilings: tuple[CeilingAtK, ...] = ()  # the profile's too
+    ceilings: tuple[CeilingAtK, ...] = ()  # also of a profile
     speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha
     rules_of_thumb: tuple[RuleOfThumb, ...] = ()
-    from_acceptance: tuple[ResultRow, ...] = ()  # those of `results` that a measured one gave
-    # By K, of a server that measured itself; the verdict is of these where there are any
+    from_acceptance: tuple[ResultRow, ...] = ()  # rows of `results` from a given acceptance
+    # By K, as a server measured its own speedups; where there are any, the verdict is of these
     server_speedups: dict[int, float] = field(default_factory=dict[int, float])
     # Server
     served: ServedSummary | None = None
@@ -1354,8 +1369,8 @@ class Summary:
     def shown(self) -> tuple[Answer, ...]:
         """The answers of the headline's engine, by temperature, the whole workload before sets.
 
-        That is the engine of a server run; else the one that `engine=` names, or whose rounds were
-        timed.
+        The engine is that of a server run; else the one that `engine=` names; else the one whose
+        rounds were timed.
         """
         engine = next((answer.engine for answer in self.answers), None)
         engine = self.served.engine if self.served else self.run.serve_on or engine
@@ -1363,25 +1378,25 @@ class Summary:
 
     @property
     def per_temperature(self) -> tuple[Answer, ...]:
-        """Of them those on the whole workload."""
+        """The answers of the headline's engine on the whole workload."""
         return tuple(answer for answer in self.shown if answer.prompt_set == "all")
 
     @property
     def per_prompt_set(self) -> tuple[Answer, ...]:
-        """Of them those on a prompt set alone."""
+        """The answers of the headline's engine on each prompt set alone."""
         return tuple(answer for answer in self.shown if answer.prompt_set != "all")
 
     @property
     def headline(self) -> Answer | None:
-        """The answer that a report leads with: the whole workload at the first temperature.
+        """The first answer of a report: the whole workload at the first temperature.
 
-        None where nothing is known of the engine.
+        None where the headline's engine has no answer.
         """
         return next(iter(self.per_temperature), None)
 
     @property
     def usd_per_million_tokens(self) -> float | None:
-        """What 10^6 tokens cost as the headline says to serve; None without a price."""
+        """The price of 10^6 tokens when serving as the headline says; None without a price."""
         plain, answer = self.plain_usd_per_million_tokens, self.headline
         if plain is None or answer is None or not answer.speculates or not answer.speedup:
             return plain
@@ -1389,18 +1404,16 @@ class Summary:
 
     @property
     def generated(self) -> tuple[ResultRow, ...]:
-        """The rows of results.csv that stand for generations, each cell once.
-
-        Those that were measured; where nothing was, those that were replayed.
-        """
+        """The measured rows of `alone`; the replayed ones where no speculation was timed."""
         source = "replayed" if self.run.replay_only else "measured"
         return tuple(row for row in self.alone if row.source == source)
 
     @property
     def on_few_prompts(self) -> tuple[ResultRow, ...]:
-        """Of these, the rows on at most half of the prompts that another K was run on.
+        """The rows of `generated` on at most half of the prompts that another K was run on.
 
-        A sweep in looks (until=decided) measures most K on the first prompts of each set alone.
+        A sweep that ends when its verdicts are decided (until=decided) measures most K only on the
+        first prompts of each set.
         """
         most: dict[tuple[float | None, str | None], int] = {}
         for row in self.generated:
@@ -1419,13 +1432,13 @@ class Summary:
 
     @property
     def drafts(self) -> tuple[str, ...]:
-        """Every draft, in the order of the first leaderboard: their place is their colour."""
+        """Every draft, in the order of the first leaderboard; plots colour them in this order."""
         ranked = [row.draft for board in self.leaderboards for row in board.rows]
         names = [*ranked, *(row.draft for row in self.results)]
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
-# What summary.json says of an answer under `verdict`, `per_temperature` and `per_prompt_set`
+# Fields of an answer in summary.json under `verdict`, `per_temperature` and `per_prompt_set`
 _OF_VERDICT = (
     *("decision", "draft", "k", "temperature", "prompt_set", "speedup", "speedup_lo"),
     *("speedup_hi", "reason", "reason_values"),
@@ -1435,7 +1448,7 @@ _OF_VERDICT = (
 def to_json(summary: Summary) -> str:
     """The summary as the text of summary.json; NaN and infinity become null.
 
-    For those who read the file, some of what follows from the answers stands in it as well.
+    For readers of the file it also has some values that follow from the answers.
     """
     record: dict[str, Any] = json.loads(_adapter().dump_json(summary))
     for answer, entry in zip(summary.answers, record["answers"], strict=True):
@@ -1464,7 +1477,7 @@ def to_json(summary: Summary) -> str:
 
 
 def from_json(text: str | bytes) -> Summary:
-    """The summary that `to_json` wrote; what follows from the answers is not read.
+    """The summary that `to_json` wrote; values that follow from the answers are not read.
 
     Raises:
         ValueError: other fields or types than this version writes.

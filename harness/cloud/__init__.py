@@ -1,1 +1,1 @@
-"""Work on rented machines: jobs, and what they bring back."""
+"""Work on rented machines: jobs, and the runs that they return."""

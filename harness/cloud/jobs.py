@@ -1,7 +1,6 @@
-"""Jobs on rented machines: one per card, checked before anything is rented.
+"""Jobs on rented machines: one for each card, checked before anything is rented.
 
-How the jobs run there, and how the cards of an audition share its texts, is in
-`harness.cloud.remote`.
+`harness.cloud.remote` runs the jobs there, and lets the cards of an audition share its texts.
 """
 
 import math
@@ -25,7 +24,7 @@ from harness.records import Prompt, UserError
 from harness.serving.engines import OWN, rented
 from harness.theory.memory import MemoryFit
 
-# What the cloud calls a card, and its file in conf/gpu.
+# The cloud's names of cards, and their files in conf/gpu
 GPUS = {
     "L4": "l4",
     "A10": "a10g",
@@ -42,8 +41,8 @@ GPUS = {
 # Checks a card with benchmarks/gpu.py; everything else is a command of the package
 SMOKE = "smoke"
 LOCAL_KEYS = ("dry_run", "resume", "traces_from", "texts_from", "latency_from", "combine", "url")
-# A container's memory: Python, torch with its CUDA context and the compiler's workers, plus the
-# part of a checkpoint that is being copied to the card, at most MOST_OF_WEIGHTS_MIB
+# A container's host memory: Python, torch with its CUDA context and the compiler's workers, plus
+# the part of a checkpoint that is being copied to the card, at most MOST_OF_WEIGHTS_MIB
 BASE_MIB, MOST_OF_WEIGHTS_MIB = 12 * 1024, 24 * 1024
 WEIGHTS_SHARE = 0.25
 GIB = 2**30
@@ -57,14 +56,15 @@ class Job:
     """One command's work on one card.
 
     Attributes:
-        launch: what was started together; the same launch and name find the same stored run.
+        launch: name of the jobs started together; launch and name identify the stored run.
         name: of this job within the launch.
         command: profile, sweep, ..., or SMOKE.
-        gpu: the card as the cloud calls it, with ":2" for two of them.
-        card: the data sheet and the price of one.
-        prompts: the user's own prompt files, name and content; they are not on that machine.
+        gpu: the cloud's name of the card, with ":2" for two of them.
+        card: data sheet and price of one card.
+        overrides: the command line.
+        prompts: the user's prompt files, name and content, to be copied to the machine.
         memory_mib: host memory to request for the container.
-        engine: of the server that is measured; "own" for every other command.
+        engine: engine of the measured server; "own" for every other command.
     """
 
     launch: str
@@ -90,15 +90,17 @@ class Job:
 def plan_jobs(
     command: str, overrides: Sequence[str], gpus: Sequence[str], resume: str = ""
 ) -> tuple[list[Job], Any]:
-    """One job per card, and the configuration that all share.
+    """One job for each card, and their common configuration.
 
     Args:
         command: profile, sweep, ..., or SMOKE, which takes the command line of a profile.
-        gpus: cards as the cloud calls them, "H100:2" for two of them in one machine.
+        overrides: the command line.
+        gpus: the cloud's names of cards, "H100:2" for two of them in one machine.
+        resume: the launch to continue; "" for a new one.
 
     Raises:
-        UserError: an override that does not fit or makes no sense on a rented machine, an unknown
-            card, one named twice or one whose memory is too small.
+        UserError: an invalid override, or one that does not apply to a rented machine; a card that
+            is unknown, named twice or has too little memory.
     """
     cards = dict(card_named(gpu) for gpu in gpus)
     names = [card.name for card in cards.values()]
@@ -118,7 +120,7 @@ def plan_jobs(
     if resume and (Path(resume).name != resume or resume.startswith(".")):
         raise UserError(f"--resume {resume}: give the launch's name, as it was printed")
     launch = resume or f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{command}"
-    priced = "gpu" in SCHEMAS[composed_as].__dataclass_fields__
+    has_gpu_key = "gpu" in SCHEMAS[composed_as].__dataclass_fields__
     memory = container_memory_mib([config.model, *drafts])
     jobs = [
         Job(
@@ -127,7 +129,7 @@ def plan_jobs(
             command=command,
             gpu=gpu,
             card=card,
-            overrides=(*overrides, *([f"gpu={card.name}"] if priced else [])),
+            overrides=(*overrides, *([f"gpu={card.name}"] if has_gpu_key else [])),
             prompts=_prompt_files(config),
             memory_mib=memory,
             engine=engine,
@@ -138,7 +140,7 @@ def plan_jobs(
 
 
 def card_named(gpu: str) -> tuple[str, GpuConf]:
-    """A card's name in the cloud, with how many where there are several, and its data sheet."""
+    """The cloud's name of a card, with the number of cards if several, and its data sheet."""
     known = {name.lower(): name for name in GPUS}
     asked, colon, count = gpu.strip().partition(":")
     name = known.get(asked.lower())
@@ -180,7 +182,7 @@ def _check_rentable(command: str, config: Any, drafts: Sequence[ModelConf]) -> N
 
 
 def _engine(config: Any) -> str:
-    """The engine of a server run, refused where a rented machine has none, or it cannot do this."""
+    """The engine of a server run; raises UserError where rented machines do not have it."""
     known = (OWN.name, *rented())
     if config.engine not in known:
         raise UserError(
@@ -191,7 +193,7 @@ def _engine(config: Any) -> str:
 
 
 def _prompt_files(config: Any) -> PromptFiles:
-    """The user's own prompt files; they must go along."""
+    """The user's prompt files, name and content."""
     labels = prompt_sets.file_labels(config.prompts)
     # With the parent folders of their labels, so that files of one name stay distinct sets
     return tuple(
@@ -207,11 +209,11 @@ def _check_fits(
     cards: Mapping[str, GpuConf],
     engine: str,
 ) -> None:
-    """Refuse a card whose memory the weights and the caches of the longest generation exceed.
+    """Refuse a card that is too small for the weights and KV caches of the longest generation.
 
-    Drafts are loaded one at a time. What `device_map` spreads takes the memory of all cards
-    together; everything else is on the first. A server holds its models a second time, next to
-    those that score its texts; its share of the card is decided there, by what is free.
+    Drafts are loaded one at a time. Models that `device_map` spreads use the memory of all cards;
+    all others are on the first card. A server holds a second copy of its models, next to those that
+    score its texts; its share of the card is computed on the machine, from the free memory.
     """
     tokens = max(prompt_sets.estimated_tokens(prompts, config)) + config.new_tokens + max(config.k)
     parts = list(_parts([("model", config.model)], tokens))
@@ -254,11 +256,11 @@ def _check_fits(
 
 @dataclass(frozen=True)
 class _Part:
-    """Bytes that a model takes: its weights and its cache. `spread` over all cards, or on one."""
+    """The bytes of a model: its weights and its KV cache."""
 
     name: str
     bytes: float
-    spread: bool
+    spread: bool  # over all cards, not on one
 
 
 def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[_Part]:
@@ -272,8 +274,8 @@ def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[_Pa
 def container_memory_mib(models: Sequence[ModelConf]) -> int:
     """The host memory to request, in MiB.
 
-    A checkpoint is mapped file by file and copied to the card tensor by tensor, so the host holds a
-    part of it at a time.
+    A checkpoint is mapped file by file and copied to the card tensor by tensor, so the host holds
+    only a part of it at a time.
     """
     largest = max((part.bytes for part in _parts([("", conf) for conf in models], 0)), default=0.0)
     return BASE_MIB + min(MOST_OF_WEIGHTS_MIB, round(WEIGHTS_SHARE * largest / GIB) * 1024)

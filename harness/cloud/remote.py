@@ -1,15 +1,15 @@
-"""A command's work on a rented machine: jobs that may be run twice, and what comes back from them.
+"""Jobs on a rented machine, which may be run twice, and the runs that they return.
 
-A rented container can vanish at any moment; its job is then reassigned to another one. So a job has
-a folder of its own on a volume that stays when a container ends, known by the launch and the job's
-name: the next container finds there what was measured, and continues.
+A rented container can end at any moment; its job is then given to another one. So a job has its own
+folder on a volume that outlives containers, found by the names of launch and job: the next
+container finds the stored measurements there, and continues.
 
 An audition over several cards generates the target's completions once: the first job generates
-them, all others take them from its run (`traces_from`), score what they lack and time their own
-steps. This module is independent of the provider: `modal_app.py` does the renting.
+them, all others take them from its run (`traces_from`), score missing drafts and time their own
+steps. This module is independent of the provider: `modal_app.py` rents the machines.
 
-A smoke run is a job as well. It checks a card with `benchmarks/gpu.py`, and brings back what was
-printed and gpu.json, where another job brings a run.
+A smoke run is a job as well. It checks a card with `benchmarks/gpu.py`, and returns the printed
+output and gpu.json in place of a run.
 """
 
 import gzip
@@ -47,7 +47,7 @@ _VERSIONS = (
     "import sys, torch, transformers;"
     " print('torch', torch.__version__, 'CUDA', torch.version.cuda,"
     " 'transformers', transformers.__version__);"
-    # Triton comes with torch's CUDA builds alone, so the card is asked for first
+    # Only torch's CUDA builds contain Triton, so the card is checked first
     " torch.cuda.is_available() or sys.exit('torch sees no CUDA device');"
     " import triton; print('triton', triton.__version__)"
 )
@@ -55,23 +55,23 @@ SMOKE_STEPS = (
     ("nvidia-smi",),
     (sys.executable, "-c", _VERSIONS),
     ("gcc", "--version"),
-    # The smoke run, and where it passes the benchmark
+    # The smoke run, and the benchmark where it passes
     (sys.executable, "-m", "benchmarks.gpu", "--targets", "{model}", "--out", "{folder}"),
 )
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """The results of a job that came back.
+    """The results of a job.
 
     Attributes:
-        status: as a command exits: 0 complete, 1 cells failed, 2 the user's error.
+        status: the exit status: 0 complete, 1 cells failed, 2 the user's error.
         folder: the run folder on the rented machine; None where there is none.
         archive: the run folder as a tar.gz.
-        error: what went wrong; the run is then as far as it got.
+        error: why the job failed; the run then has what was stored before.
         device: the device name that the driver reports.
         upgraded: whether that is another card than was asked for.
-        seconds, usd: what the container that finished the job was rented for, and its price.
+        seconds, usd: the rented time of the container that finished the job, and its price.
     """
 
     job: Job
@@ -92,7 +92,9 @@ class Delivery:
         return Failure(f"{self.job.name} on {self.job.gpu}", self.error or "nothing came back")
 
     def unpack(self, results_root: str | Path) -> Path | None:
-        """Write the run into `results_root`, named after its card as well; None without a run.
+        """Write the run into `results_root` and return its folder; None without a run.
+
+        The card is a part of the folder's name.
 
         Raises:
             UserError: the archive is damaged, or is no run folder, or the disk is full.
@@ -109,10 +111,10 @@ class Delivery:
             ) from error
 
     def lines(self, folder: Path | None) -> list[str]:
-        """The lines to print: its card, how long it took and what it cost.
+        """The lines to print: card, time, cost and run of the job.
 
         Args:
-            folder: where its run lies now; None where nothing came back.
+            folder: the run folder here; None where the job returned none.
         """
         job, card = f"{self.job.name} on {self.job.gpu}", self.job.card
         if folder is None:
@@ -148,11 +150,12 @@ def launch(
     """Run a command on each card, and copy the runs here.
 
     Args:
-        gpus: cards as the cloud calls them; several only for an audition, which ranks them.
+        command, overrides, gpus, resume: as in `plan_jobs`; several cards only for an audition,
+            which ranks them.
         run_jobs: rents the machines and runs the jobs on them.
 
     Returns:
-        The exit status; what the user can fix is one line on standard error.
+        The exit status; an error that the user can fix is one line on standard error.
     """
     try:
         jobs, config = plan_jobs(command, overrides, gpus, resume)
@@ -173,7 +176,7 @@ def launch(
 
 
 def _combine(config: Any, folders: Sequence[str], deliveries: Sequence[Delivery]) -> int:
-    """Rank the cards in one more run, where any came back."""
+    """Rank the cards in one more run, where any returned a run; the exit status."""
     from harness.commands import audition
 
     if not folders:
@@ -190,23 +193,22 @@ def run_command(command: str, overrides: Sequence[str]) -> Outcome:
 
 
 def run_job(job: Job, root: str | Path) -> Delivery:
-    """Run a job, or what is missing of it, and pack its run.
+    """Run a job, or the missing part of it, and pack its run.
 
-    An error after everything is measured would occur again in a retry: the run is packed anyway,
-    and the delivery names the error.
+    An error after all measurements would occur again in a retry, so the run is packed anyway and
+    the delivery has the error.
 
-    A run that was begun on another card is left as it is, and a new one is begun: a container that
-    replaces another one may have an A10 where that had an A10G, and the times of two cards are not
-    one run's.
+    A run that was begun on another card is not continued: a container that replaces another one may
+    have an A10 in place of an A10G, and one run must not mix the times of two cards.
 
     Raises:
-        Exception: what the command raises, except a UserError: a retry may succeed, and continues
-            from what is stored. `failed` packs that where no retry succeeds.
+        Exception: every error of the command except a UserError, since a retry may succeed and
+            continues the stored run. `failed` packs that run where no retry succeeds.
     """
     begin, home = time.perf_counter(), job.home(root)
     if job.command == SMOKE:
         return _smoke_run(job, home / job.launch)
-    overrides = [*job.overrides, f"results_root={home}", *_prompts(job, home)]
+    overrides = [*job.overrides, f"results_root={home}", *_written_prompts(job, home)]
     try:
         device = device_name(resolve_device(compose(job.command, overrides).device.name))
         stored = stored_run(home, device)
@@ -228,12 +230,12 @@ def run_job(job: Job, root: str | Path) -> Delivery:
 def fan_out(
     jobs: Sequence[Job], root: str | Path, run_jobs: Callable[[Sequence[Job]], Iterable[Delivery]]
 ) -> list[Delivery]:
-    """Run an audition's jobs: the first generates the texts, all others take them from it.
+    """Run an audition's jobs: the first generates the texts, all others take them from its run.
 
-    Where a job fails the next one is the first; what is complete already is not done again.
+    Where the first job fails, the next one generates them. Completed jobs are not run again.
 
     Returns:
-        As many deliveries as jobs, in their order.
+        A delivery for each job, in their order.
     """
     done: dict[str, Delivery] = {}
     for job in jobs:
@@ -256,7 +258,8 @@ def stored_run(home: Path, device: str | None = None) -> Path | None:
     """The latest run under a job's folder that has a manifest; None if none has.
 
     Args:
-        device: pass over runs that were begun on a device of another name.
+        home: the job's folder.
+        device: skip runs that were begun on a device of another name.
     """
     runs = sorted(path.parent for path in home.glob("*/manifest.json"))
     if device is not None:
@@ -265,7 +268,7 @@ def stored_run(home: Path, device: str | None = None) -> Path | None:
 
 
 def deliver(job: Job, folder: Path) -> Delivery:
-    """Pack a stored run."""
+    """The delivery of a job's stored run."""
     manifest = load(folder).manifest
     rental = manifest.cloud
     return Delivery(
@@ -281,7 +284,7 @@ def deliver(job: Job, folder: Path) -> Delivery:
 
 
 def failed(job: Job, error: BaseException, root: str | Path) -> Delivery:
-    """The delivery of a job that failed for good, with what it had stored on the volume."""
+    """The delivery of a job that failed in all retries, with its stored run."""
     folder = stored_run(job.home(root))
     delivery = Delivery(job, 1) if folder is None else deliver(job, folder)
     status = 2 if isinstance(error, UserError) else 1
@@ -293,13 +296,13 @@ def _complete(folder: str | Path) -> bool:
 
 
 def _folder_with_texts(entry: Delivery) -> str | None:
-    """The folder that other jobs can take the texts from; None where some may be missing."""
+    """The run folder from which other jobs can take the texts; None where some may be missing."""
     complete = entry.folder is not None and (entry.error is None or _complete(entry.folder))
     return entry.folder if complete else None
 
 
 def _with_texts_from(job: Job, root: str | Path, source: str | None) -> Job:
-    """The job with the run to take texts from: that of its previous run, where it has one."""
+    """The job with the run to take texts from; a stored run keeps the source that it had."""
     previous_run = stored_run(job.home(root))
     if previous_run is not None:
         source = load(previous_run).config.get("traces_from")
@@ -309,8 +312,8 @@ def _with_texts_from(job: Job, root: str | Path, source: str | None) -> Job:
     return replace(job, overrides=(*job.overrides, *shared))
 
 
-def _prompts(job: Job, home: Path) -> list[str]:
-    """The user's prompt files, written where the command can read them."""
+def _written_prompts(job: Job, home: Path) -> list[str]:
+    """Write the user's prompt files into the job's folder; the override that names them."""
     files = [home / "prompts" / name for name, _ in job.prompts]
     for file, (_, content) in zip(files, job.prompts, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -319,7 +322,7 @@ def _prompts(job: Job, home: Path) -> list[str]:
 
 
 def _record_rental(folder: Path, job: Job, seconds: float) -> None:
-    """Write into the manifest what was rented and what ran."""
+    """Write the rented card, its time and its price into the manifest."""
     manifest = load(folder).manifest
     machine = manifest.environment
     name, memory = machine.device_name, machine.device_memory_bytes
@@ -335,9 +338,10 @@ def _record_rental(folder: Path, job: Job, seconds: float) -> None:
 
 
 def _smoke_run(job: Job, folder: Path) -> Delivery:
-    """Check this machine's card, step by step up to the first that fails, printing what they say.
+    """Check this machine's card by `SMOKE_STEPS`, up to the first that fails.
 
-    `folder` gets that output, and gpu.json where the benchmark got as far.
+    The output of the steps is printed and written into `folder`, with gpu.json if the benchmark
+    ran.
     """
     begin, error = time.perf_counter(), None
     keys = dict(word.split("=", 1) for word in job.overrides)
@@ -357,7 +361,7 @@ def _smoke_run(job: Job, folder: Path) -> Delivery:
 
 
 def _teed(words: Sequence[str], output: TextIO) -> tuple[int, str]:
-    """Run a command, its output printed and written; its status, and its last line."""
+    """Run a command and print and write its output; its exit status, and its last line."""
     last = ""
     try:
         with subprocess.Popen(
@@ -388,9 +392,10 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack(archive: bytes, results_root: Path, name: str) -> Path:
-    """Write a packed run folder into `results_root` as `name` and return where it is.
+    """Write a packed run folder into `results_root` as `name` and return its path.
 
-    Jobs on two machines that began in one second have folders of one name, hence `name`.
+    `name` makes it unique: jobs that begin in the same second on two machines have folders of the
+    same name.
     """
     results_root.mkdir(parents=True, exist_ok=True)
     with (
@@ -406,10 +411,10 @@ def unpack(archive: bytes, results_root: Path, name: str) -> Path:
 
 
 def _bounded(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The files and directories of an archive, up to the size that a run can have.
+    """The files and directories of an archive, up to `MAX_UNPACKED_BYTES`.
 
     Raises:
-        tarfile.TarError: it is larger, or holds something other than files and directories.
+        tarfile.TarError: it is larger, or has an entry that is no file or directory.
     """
     size = 0
     for member in archive:

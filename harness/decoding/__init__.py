@@ -1,24 +1,24 @@
 """Plain and speculative decoding, as generators of rounds.
 
-Nothing here knows of clocks, files or configuration: to know how long a round took, time the
-iterator (`harness.measurement`). Read in this order:
+This package has no clocks, files or configuration: rounds are timed by timing the iterator
+(`harness.measurement`). Read in this order:
 
-1. `protocols.Generation`: what is generated. One record holds the prompt, the budget, what ends a
-   text, the sampling parameters, the uniforms, K and the acceptance rule.
-2. `protocols.CausalModel`: a model is a function with a memory. `forward` appends tokens to its
-   cache and returns the logits after each, `rewind` forgets the last n. `Drafter`: begin, propose,
-   advance; `model_drafter.py` has the one that is a model, `heads.py` the one that is a head on
-   the target's hidden states, `lookups.py` those without a model.
+1. `protocols.Generation`: a request. One record has the prompt, the budget, the ends of a text, the
+   sampling parameters, the uniforms, K and the acceptance rule.
+2. `protocols.CausalModel`: a model with a KV cache. `forward` appends tokens to the cache and
+   returns the logits after each, `rewind` removes the last n. `Drafter`: begin, propose, advance;
+   `model_drafter.py` drafts with a model, `heads.py` with a head on the target's hidden states,
+   `lookups.py` without a model.
 3. `loops.speculative_rounds`: the loop. Each round: K draft tokens, one target forward over
    K + 1 positions, accept or correct, rewind. `loops.autoregressive_rounds` is the baseline.
-4. `verification.py`: the acceptance rules, vectorised over a round's positions. Losslessness is
-   here, and proved by enumeration in tests/test_verification.py.
+4. `verification.py`: the acceptance rules, vectorised over a round's positions. That they are
+   lossless is tested by enumeration in tests/test_verification.py.
 5. `sampling.py`: logits to probabilities, the uniforms and the inverse-CDF draw.
 
-What holds between two rounds, with `text` the tokens emitted so far:
+Invariants between two rounds, with `text` the tokens emitted so far:
 
-- The target's cache holds prompt + text without its last token, which is fed first in the next
-  round. Nothing that was rejected is in it.
+- The target's cache has prompt + text without the last token, which is fed first in the next
+  round. Rejected tokens are not in it.
 - A drafter knows every emitted token (`advance`). A model drafter's cache lags prompt +
   text by one token after a rejection and by two after a full acceptance (`pending`).
 - Uniforms belong to text positions, not to rounds: position i is decided by entry i of

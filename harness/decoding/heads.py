@@ -1,12 +1,12 @@
-"""The drafter that is a head: it drafts from the hidden states of the target.
+"""The drafter of heads, which draft from the hidden states of the target.
 
-An EAGLE or EAGLE-3 head, or a model's own MTP layers, reads what the target computed for a token,
+An EAGLE or EAGLE-3 head, or a model's own MTP layers, reads the target's hidden states of a token,
 and the token after it. Row t of a text x takes token x[t + 1] with the target's states at t, and
 predicts x[t + 2]. Within a round the target's states are not known yet: there each row takes the
 head's own output of the row before (Li et al. 2025, EAGLE-3). Medusa heads, DFlash and DSpark
 drafters read the same states, and draft all tokens of a round from those of its start. The verify
-then computes the target's states for every token that stands, and those rows are run again from
-these. So nothing of a round's drafts is left in the head, rounds start afresh, and replay is exact.
+then computes the target's states of every accepted token, and the head runs these rows again from
+them. So a round leaves nothing of its drafts in the head, and replay is exact.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from harness.records import Rule
 
 @runtime_checkable
 class StateModel(CausalModel, Protocol):
-    """A target that keeps the hidden states that a head reads."""
+    """A target that stores the hidden states that a head reads."""
 
     @property
     def states(self) -> Tensor | None:
@@ -37,7 +37,7 @@ class HeadModel(CausalModel, Protocol):
 
     @property
     def drafts(self) -> int | None:
-        """Tokens that it drafts a round at most; None: any number."""
+        """The most tokens that it drafts in a round; None: any number."""
         ...
 
     def start(self, first: Sequence[int]) -> None:
@@ -45,25 +45,25 @@ class HeadModel(CausalModel, Protocol):
         ...
 
     def condition(self, states: Tensor, drafts: int | None = None) -> None:
-        """Let the next forward take the target's states [n, width], one row per token.
+        """Set the target's states [n, width] for the next forward, one row per token.
 
-        `drafts` is the number that the round asks for, where one begins.
+        `drafts` is the number of tokens to draft, at the begin of a round.
         """
         ...
 
     def extend(self, tokens: Tensor) -> None:
-        """As `forward`, where the logits are not needed."""
+        """Append tokens as `forward` does, without computing logits."""
         ...
 
 
 class HeadDrafter(ModelDrafter):
-    """Proposes what any head drafts: of EAGLE and its kind, MTP, Medusa, DFlash or DSpark.
+    """The drafter of every head: EAGLE and its variants, MTP, Medusa, DFlash or DSpark.
 
-    Its first forward of a round takes the target's states; each further one the head's own output,
-    or the next row of a block. Between rounds the head's cache holds the rows whose target states
-    are known and that were run; those of the last round's tokens are `pending`, and go in together
-    as the next round's first forward. A prompt of one token has no states yet: its first round
-    proposes nothing.
+    The first forward of a round takes the target's states; each further one takes the head's own
+    output, or the next row of a block. Between rounds the head's cache has the rows that were run
+    with the target's states. The rows of the last round's tokens are `pending`, and are run
+    together as the next round's first forward. A prompt of one token has no states yet: its first
+    round proposes nothing.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class HeadDrafter(ModelDrafter):
         return super().propose(count, uniforms)
 
     def logits_along(self, tokens: Tensor) -> Tensor:
-        """Logits [n, vocab] that a round's first drafts are drawn from, were they `tokens` [count].
+        """The logits [n, vocab] of a round's drafts, given that these are `tokens` [count].
 
-        n is the number that `propose(count)` drafts. Nothing was proposed before.
+        n is the number that `propose(count)` drafts. It is called in place of `propose`.
         """
         if self._states is None:
             return torch.empty(0, self._head.vocab_size, device=self._head.device)
@@ -122,7 +122,7 @@ class HeadDrafter(ModelDrafter):
         return torch.cat(rows)
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
-        """Forget the round's own rows; take the target's states of what stands."""
+        """Remove the round's own rows, and take the target's states of the emitted tokens."""
         emitted = torch.cat([proposal.tokens[:accepted], next_token]).to(self._head.device)
         self._note(emitted)
         self._head.rewind(max(0, proposal.tokens.shape[0] - 1))

@@ -1,15 +1,15 @@
-"""Drafting without a model: what is proposed is looked up in text that is there already.
+"""Drafting without a model: the proposed tokens are looked up in the prompt and the text.
 
 It costs next to nothing, so it is the baseline that every draft model must beat. A look-up may
-propose fewer than K tokens, or none: such a round verifies what there is, and ends in a bonus if
-all of it stands.
+propose fewer than K tokens, or none: such a round verifies the proposed ones, and ends in a bonus
+if all of them are accepted.
 
-Two kinds, of which only the second proposes an end of text, or what is behind one:
+There are two kinds. Only the second proposes an end of text, or tokens behind one:
 - `NgramDrafter`: prompt lookup, as transformers' generate does it (PLD, Saxena 2023). The last two
-  tokens of the text (or else the last one) are looked for earlier in the prompt and the text; what
-  followed their first occurrence is proposed. The proposals are those of transformers'
-  PromptLookupCandidateGenerator (a test compares them), but from an index of first occurrences that
-  grows with the text, where that searches the whole text again in every round.
+  tokens of the text (or else the last one) are searched earlier in the prompt and the text; the
+  tokens after their first occurrence are proposed. The proposals are those of transformers'
+  PromptLookupCandidateGenerator (a test compares them), which searches the whole text again in
+  every round. Here an index of first occurrences grows with the text.
 - `SimpleNgramDrafter`: llama.cpp's --spec-type ngram-simple, which takes the last match.
 """
 
@@ -29,11 +29,11 @@ from harness.records import LONGEST_NGRAM
 
 
 class LookupDrafter(ABC):
-    """A `Drafter` that looks its tokens up: all of them are chosen, nothing is drawn.
+    """A `Drafter` that looks its tokens up and samples none.
 
     Attributes:
         eos: the ids that end a text.
-        text: so far, the prompt included.
+        text: the prompt and the text so far.
     """
 
     def __init__(self, eos: Collection[int]) -> None:
@@ -45,15 +45,18 @@ class LookupDrafter(ABC):
         self.append(prompt)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Let the text go on."""
+        """Append emitted tokens to the text."""
         self.text += tokens
 
     @abstractmethod
     def draft(self, count: int) -> list[int]:
-        """The proposal after the text, at most `count` tokens; of fewer the beginning."""
+        """The proposal after the text, at most `count` tokens.
+
+        The proposal for a smaller `count` is the beginning of that for a larger one.
+        """
 
     def scored(self, count: int) -> list[int]:
-        """The same without what the text's length keeps from being proposed at this count alone."""
+        """The proposal for replay, without limits that depend on `count` and the text's length."""
         return self.draft(count)
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
@@ -62,18 +65,18 @@ class LookupDrafter(ABC):
         return Proposal(tokens, None)
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
-        """Append what was emitted to the text that is searched."""
+        """Append the emitted tokens to the text that is searched."""
         self.append(host_tokens(torch.cat([proposal.tokens[:accepted], next_token])))
 
 
 class NgramDrafter(LookupDrafter):
-    """Proposes what followed the text's last n-gram the first time it occurred."""
+    """Proposes the tokens after the first occurrence of the text's last n-gram."""
 
     def __init__(self, eos: Collection[int], ngram: int = LONGEST_NGRAM) -> None:
-        """Look for n-grams of `ngram` tokens at most; `eos` are the ids that end a text."""
+        """Search n-grams of `ngram` tokens at most; `eos` are the ids that end a text."""
         super().__init__(eos)
         self._ngram = ngram
-        # Where what follows an n-gram begins
+        # By n-gram, the index of the token after its occurrence
         self._after: dict[tuple[int, ...], int] = {}
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -82,10 +85,10 @@ class NgramDrafter(LookupDrafter):
         super().begin(prompt)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Let the text go on."""
+        """Append emitted tokens to the text and to the index."""
         text = self.text
         for token in tokens:
-            # Only now: an n-gram at the very end is followed by nothing, and is no occurrence yet
+            # The n-gram at the end of the text becomes an occurrence when a token follows it
             for size in range(1, min(self._ngram, len(text)) + 1):
                 self._after.setdefault(tuple(text[-size:]), len(text))
             text.append(token)
@@ -100,20 +103,20 @@ class NgramDrafter(LookupDrafter):
 
 
 class SimpleNgramDrafter(NgramDrafter):
-    """Proposes what followed the text's last n-gram the last time it occurred, as llama.cpp does.
+    """Proposes the tokens after the last occurrence of the text's last n-gram, as llama.cpp does.
 
     Source: llama.cpp, common/ngram-map.cpp, `common_ngram_simple_draft` with K as its size_m. Its
-    history lacks the token that was sampled last. A match at the very beginning counts for none,
-    as does one with fewer tokens behind it than an n-gram has; so does any in a text of no more
-    than K + n + 1 tokens, and with K < n there is none. Proposals that were scored at a larger K
-    therefore lack some of the first rounds after a prompt of ten tokens or fewer.
+    history does not have the token that was sampled last. It ignores a match at the very beginning,
+    a match with fewer than n tokens behind it, and every match in a text of no more than K + n + 1
+    tokens; with K < n there is no proposal. Proposals are scored for all K at once without the
+    limit on the text's length (`scored`); replay applies that limit for each K.
     """
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Let the text go on."""
+        """Append emitted tokens to the text and to the index."""
         for token in tokens:
             self.text.append(token)
-            # What ends at the history's last token is the n-gram that is looked for, but for one
+            # The history lacks the last token, and a match needs a token of the history behind it
             end = len(self.text) - 2
             if end > self._ngram:
                 self._after[tuple(self.text[end - self._ngram : end])] = end
@@ -124,7 +127,7 @@ class SimpleNgramDrafter(NgramDrafter):
         return [] if too_short else self.scored(count)
 
     def scored(self, count: int) -> list[int]:
-        """The same in a text of any length."""
+        """The proposal without the limit on the text's length."""
         history, size = len(self.text) - 1, self._ngram
         place = self._after.get(tuple(self.text[-size:]))
         if place is None or history - place < size:
@@ -132,7 +135,7 @@ class SimpleNgramDrafter(NgramDrafter):
         return self.text[place : min(history, place + count)]
 
 
-# Looks for one token, so that it can draft one; and for as many as llama.cpp's own default
+# Look-ups of one token, which can draft one, and of as many as llama.cpp's default
 one_token_ngram = partial(SimpleNgramDrafter, ngram=1)
 default_ngram = partial(SimpleNgramDrafter, ngram=12)
 

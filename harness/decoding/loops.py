@@ -58,7 +58,7 @@ def autoregressive_rounds(target: CausalModel, generation: Generation) -> Iterat
         assert last is not None
         if seen is not None:
             seen.index_fill_(0, last, True)
-        # The step's one host read
+        # The only host read of the step
         (token,) = host_tokens(last)
         if token < 0:
             raise BrokenLogitsError("target", len(text))
@@ -90,7 +90,7 @@ def speculative_rounds(
         first = generation.first_uniform(position)
         proposal = drafter.propose(k, uniforms.draft[first : first + k])
         outcome = verified(target, last, proposal, verifier, position)
-        # The round's one host read
+        # The only host read of the round
         accepted, *tokens = host_tokens(outcome)
         check_logits(tokens, accepted, position)
         done = emitted_round(generation, text, tokens, accepted)
@@ -144,7 +144,7 @@ def verified(
 
 
 def outcome_of(proposal: Proposal, decision: Decision) -> Tensor:
-    """The numbers that a round reads back to the host, [n + 2]; see `verified`."""
+    """The numbers of a round that the host reads, [n + 2]; see `verified`."""
     tokens = proposal.tokens
     if proposal.checks is not None:
         tokens = unless_broken(tokens, proposal.checks)
@@ -152,7 +152,7 @@ def outcome_of(proposal: Proposal, decision: Decision) -> Tensor:
 
 
 def check_logits(tokens: Sequence[int], accepted: int, position: int) -> None:
-    """Refuse a round that met logits that are not finite.
+    """Refuse a round with logits that are not finite.
 
     Args:
         tokens: the draft's tokens, then the target's own, as read back.
@@ -178,7 +178,7 @@ def emitted_round(
     Args:
         generation: its budget, eos and stop.
         tokens: the draft's tokens, then the target's own.
-        accepted: how many draft tokens stand.
+        accepted: number of accepted draft tokens.
 
     Returns:
         The round; `cut` where fewer than accepted + 1 tokens could be emitted.
@@ -219,7 +219,7 @@ class Verifier:
             self.seen.index_fill_(0, torch.cat([accepted, next_token]), True)
 
     def penalised(self, logits: Tensor, tokens: Tensor, seen: Tensor | None) -> Tensor:
-        """Logits [n + 1, vocab] with the penalty for what precedes each, drafts included."""
+        """Logits [n + 1, vocab] with the penalty for all tokens before each, also drafted ones."""
         if seen is None:
             return logits
         return penalised(logits, seen_along(seen, tokens), self._penalty)

@@ -1,6 +1,6 @@
-"""The drafter that is a model, and drafts token by token.
+"""The drafter of a draft model, which drafts token by token.
 
-`heads.py` has the one that is a head on the target's hidden states, `lookups.py` those without a
+`heads.py` has the drafter of heads on the target's hidden states, `lookups.py` those without a
 model.
 """
 
@@ -22,14 +22,14 @@ class ModelDrafter:
     correction), or by two after a full acceptance (the last draft token was never fed, then the
     bonus); these are `pending` and go in together as the next round's first forward.
 
-    With a threshold above 0 it drafts adaptively: up to K tokens, and no more after one that got
-    less probability than that, the rule of transformers' `assistant_confidence_threshold`
+    With a threshold above 0 it drafts adaptively: up to K tokens, and no more after one with a
+    lower probability, the rule of transformers' `assistant_confidence_threshold`
     (generation/stopping_criteria.py, `ConfidenceCriteria`). It costs one host read per draft step,
-    where a draft of fixed length needs none. Whether a later position is drafted depends on what
-    was drafted before it alone, the unsure token included, which is still proposed. So every
-    proposed token is kept or corrected by the same rule as ever, and the emitted text has the
-    target's distribution. (Dropping the unsure token would keep only draws that the draft was sure
-    of, and bias the distribution.)
+    where a draft of fixed length needs none. Whether a later position is drafted depends only on
+    the tokens drafted before it, including the unlikely one, which is still proposed. So every
+    proposed token is accepted or corrected by the same rule as always, and the emitted text has the
+    target's distribution. (Dropping the unlikely token would keep only tokens that the draft was
+    sure of, and bias the distribution.)
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ModelDrafter:
         self._probabilities = None if chooses else sampler_for(sampling)
         self._pending = torch.empty(0, dtype=torch.long, device=model.device)
         self._penalty = sampling.repetition_penalty
-        # What a repetition penalty applies to; None where there is none
+        # The tokens that a repetition penalty applies to; None without a penalty
         self._seen: Tensor | None = None
 
     def prepare(self, count: int) -> None:
@@ -121,7 +121,7 @@ class ModelDrafter:
         return torch.cat(tokens), probs, probs[:, 0]
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
-        """Forget what was rejected and take note of what is to be fed next."""
+        """Remove the rejected tokens from the cache, and set the tokens to be fed next."""
         count = proposal.tokens.shape[0]
         device = self._model.device
         self._note(torch.cat([proposal.tokens[:accepted], next_token]))

@@ -18,8 +18,8 @@ from harness.decoding.sampling import SamplingParameters, Uniforms, seen_tokens
 from harness.records import Rule
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
-# (text so far, tokens that follow it) -> how many of these still belong to the text, if it ends
-# within them; None where it does not end.
+# (text so far, tokens that follow it) -> the number of these that belong to the text, if it ends
+# within them; None where it does not end
 StopRule = Callable[[Sequence[int], Sequence[int]], int | None]
 
 Recorded = tuple[Tensor | None, ...]
@@ -27,19 +27,19 @@ Recorded = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True)
 class Generation:
-    """A request: with the models, all that determines the emitted tokens.
+    """A request; together with the models it determines the emitted tokens.
 
     Attributes:
         prompt: token ids, at least one.
         budget: tokens to emit at most, at least 1.
-        sampling: sampling parameters, alike for the target and the draft.
+        sampling: sampling parameters, the same for the target and the draft.
         uniforms: at least as many entries as `uniforms_needed`.
-        num_draft_tokens: K, asked of the drafter in every round; plain decoding ignores it.
-        eos: the ids that end a text; the one that does is emitted.
+        num_draft_tokens: K, the tokens to draft in every round; plain decoding ignores it.
+        eos: the ids that end a text; that id is emitted.
         stop: ends a text for other reasons than its last token's id.
-        rule: which draft tokens are accepted; see `harness.theory.acceptance_rules`.
-        synthetic: acceptance that is set instead of decided by the rule: the chance of each drafted
-            position, given that those before it were accepted. The text is then not the target's.
+        rule: the acceptance rule; see `harness.theory.acceptance_rules`.
+        synthetic: synthetic acceptance in place of the rule: the chance of each drafted position,
+            given that those before it were accepted. The text is then not the target's.
     """
 
     prompt: Sequence[int]
@@ -53,11 +53,11 @@ class Generation:
     synthetic: Sequence[float] | None = None
 
     def first_uniform(self, position: int) -> int:
-        """The entry of the uniforms from which on a round reads that begins at a text position."""
+        """The first entry of the uniforms of a round that begins at a text position."""
         return position * _uniforms_per_position(self.num_draft_tokens, self.rule)
 
     def kept(self, text: Sequence[int], tokens: Sequence[int]) -> int:
-        """The number of `tokens` after `text` that an end of text and the budget leave."""
+        """The number of `tokens` after `text` up to an end of text and within the budget."""
         end = next((n for n, token in enumerate(tokens, 1) if token in self.eos), len(tokens))
         end = min(end, self.budget - len(text))
         stopped = self.stop(text, tokens[:end]) if self.stop is not None else None
@@ -71,15 +71,16 @@ class Generation:
 
 
 def uniforms_needed(budget: int, k: int, rule: Rule) -> int:
-    """Entries of the uniforms that a generation reads at most."""
+    """The most entries of the uniforms that a generation reads."""
     return budget * _uniforms_per_position(k, rule) + k + 1
 
 
 def _uniforms_per_position(k: int, rule: Rule) -> int:
-    """One where what lies behind a rejected token decided nothing, so that it can be drawn again.
+    """The entries of the uniforms for each text position.
 
-    Where tokens are judged together, all that a round drafted decides how many stand. What is drawn
-    again with the same uniforms then depends on that, so each start has its own for a whole round.
+    One where tokens are judged one by one: the tokens behind a rejected one decided nothing, so
+    their uniforms can be used again. Where a round's tokens are judged together, all of them decide
+    how many are accepted, so every start has its own uniforms for a whole round.
     """
     return k + 1 if ACCEPTANCE_RULES[rule].judges_together else 1
 
@@ -89,16 +90,16 @@ class CausalModel(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Width of its logits."""
+        """The width of its logits."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where its logits live."""
+        """The device of its logits."""
         ...
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Forget everything and fill the cache with `tokens` (which may be empty)."""
+        """Clear the cache and fill it with `tokens`, which may be empty."""
         ...
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -106,7 +107,7 @@ class CausalModel(Protocol):
         ...
 
     def rewind(self, count: int) -> None:
-        """Forget the last `count` cached tokens. Called once a round, with 0 as well."""
+        """Remove the last `count` cached tokens. It is called once a round, also with 0."""
         ...
 
 
@@ -115,8 +116,8 @@ class Proposal(NamedTuple):
 
     Attributes:
         tokens: [n] token ids on the target's device, n <= K.
-        probs: [n, vocab] the distribution each token was drawn from, or None where a token was not
-            drawn but chosen (an argmax, a looked-up n-gram): all mass is then on that token.
+        probs: [n, vocab] the distribution each token was sampled from; None where tokens were not
+            sampled (an argmax, a looked-up n-gram), so that each has all mass.
         checks: [n] numbers that are finite exactly where the logits behind the token were, for
             `sampling.unless_broken`; None where no model proposes.
     """
@@ -138,12 +139,12 @@ class Drafter(Protocol):
         ...
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
-        """Learn how the round ended: the first `accepted` stand, then `next_token` [1] follows."""
+        """End the round: the first `accepted` tokens are emitted, then `next_token` [1]."""
         ...
 
 
 class Recorder(Protocol):
-    """A model that can record what is done with its logits, and replay it as one launch."""
+    """A model that can record forwards with the work on their logits, and replay these at once."""
 
     def knows(self, key: Hashable) -> bool:
         """True where work under this key has been recorded."""
@@ -152,9 +153,9 @@ class Recorder(Protocol):
     def recorded(
         self, key: Hashable, work: Callable[..., Recorded], *inputs: Tensor | None
     ) -> Recorded:
-        """Do `work(*inputs)`, which may call `forward`, and return what it returns.
+        """The result of `work(*inputs)`, which may call `forward`.
 
-        Under one key the inputs' shapes and whatever else `work` knows must be the same.
+        All calls with one key must have the same input shapes, and the same `work`.
         """
         ...
 
@@ -162,10 +163,10 @@ class Recorder(Protocol):
 def recorded(
     model: CausalModel, key: Hashable, work: Callable[..., Recorded], *inputs: Tensor | None
 ) -> Recorded:
-    """Do `work(*inputs)`, as one recorded launch where `model` is a Recorder.
+    """The result of `work(*inputs)`, as one recorded launch where `model` is a Recorder.
 
-    `work` must be a function of its inputs and of `model` alone: it asks the host nothing, and its
-    shapes depend on nothing but the inputs' shapes.
+    `work` must be a function of its inputs and of `model` alone, without host reads, and its shapes
+    must depend only on the inputs' shapes.
     """
     recorder = recorder_of(model)
     return work(*inputs) if recorder is None else recorder.recorded(key, work, *inputs)
@@ -174,7 +175,7 @@ def recorded(
 def recorder_of(model: CausalModel) -> Recorder | None:
     """The model as a Recorder, or None where it is not one.
 
-    Not by isinstance: a runtime protocol is looked through anew at every call, 10 us of a round.
+    It does not use isinstance, which takes 10 us of a round with a runtime protocol.
     """
     return getattr(model, "recorder", None)
 
@@ -182,7 +183,7 @@ def recorder_of(model: CausalModel) -> Recorder | None:
 def seen_by(
     model: CausalModel, tokens: Sequence[int], sampling: SamplingParameters
 ) -> Tensor | None:
-    """The tokens that a penalty applies to after `tokens`, [vocab] bool; None without a penalty."""
+    """The tokens that a repetition penalty applies to, [vocab] bool; None without a penalty."""
     if sampling.repetition_penalty is None:
         return None
     return seen_tokens(tokens, model.vocab_size, model.device)

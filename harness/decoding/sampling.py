@@ -1,10 +1,10 @@
 """From logits to tokens: sampling parameters, keyed randomness, inverse-CDF draws.
 
-Sampling parameters are applied by transformers' own LogitsProcessors, once, and to target and draft
-alike (its assisted generation applies them to the draft twice; see docs/decisions/). Randomness is
-an argument everywhere: a table of uniforms per generation, keyed by (seed, prompt, repetition,
-purpose) and indexed by text position, so that the same seed and K give the same text whatever ran
-before.
+Sampling parameters are applied by transformers' own LogitsProcessors, once to the target and once
+to the draft (its assisted generation applies them to the draft twice; see docs/decisions/).
+Randomness is always an argument: a table of uniforms for each generation, keyed by (seed, prompt,
+repetition, purpose) and indexed by text position, so that the same seed and K give the same text
+whatever ran before.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ BROKEN = -1
 
 @dataclass(frozen=True)
 class SamplingParameters:
-    """Sampling parameters: how logits become probabilities.
+    """The sampling parameters, by which logits become probabilities.
 
     Attributes:
         temperature: 0 is greedy: no distribution, only the argmax.
@@ -48,7 +48,7 @@ class SamplingParameters:
 
 
 def host_tokens(tokens: Tensor) -> list[int]:
-    """Read a vector of integers back from the device: what a round or a step does once."""
+    """Read a vector of integers from the device; a round or a step does this once."""
     if tokens.is_cuda:
         pinned = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
         pinned.copy_(tokens, non_blocking=True)
@@ -115,7 +115,7 @@ def penalised(logits: Tensor, seen: Tensor | None, penalty: float | None) -> Ten
 
 
 def seen_tokens(tokens: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
-    """Which of the vocabulary's tokens a text holds, [vocab] bool."""
+    """A mask of the vocabulary's tokens that occur in a text, [vocab] bool."""
     seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
     seen[torch.tensor(tokens, dtype=torch.long, device=device)] = True
     return seen
@@ -160,11 +160,11 @@ def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def unless_broken(tokens: Tensor, checks: Tensor) -> Tensor:
-    """The tokens, or BROKEN where the number that belongs to one is not finite.
+    """The tokens, with BROKEN in place of each whose check is not finite.
 
     One number is enough for a row. The largest logit is NaN where any logit is, and infinite where
     one is +inf or all are -inf (some may be -inf: tokens that a model suppresses). Any single
-    probability of a distribution will do, since softmax makes all of them NaN.
+    probability of a distribution is enough, since softmax makes all of them NaN.
 
     Args:
         tokens: [...] token ids.
@@ -197,9 +197,9 @@ class Uniforms:
     def keyed(
         cls, seed: int, prompt: str, repetition: int, positions: int, device: torch.device
     ) -> "Uniforms":
-        """Make the table for one generation from counter-based streams (Philox), one per purpose.
+        """The uniforms of one generation from counter-based streams (Philox), one per purpose.
 
-        Position i's uniform is the stream's i-th number, so a longer table begins with the shorter.
+        Position i has the stream's i-th number, so a longer table begins with a shorter one.
         """
         return cls(
             *(

@@ -24,10 +24,10 @@ from harness.records import Rule
 
 
 class Decision(NamedTuple):
-    """The end of one round, still on the device.
+    """The end of one round, on the device.
 
     Attributes:
-        accepted: [] how many draft tokens stand.
+        accepted: [] the number of accepted draft tokens.
         next_token: [] the target's own token after them, or BROKEN.
     """
 
@@ -54,13 +54,14 @@ def verify_sampled(
     accept_uniforms: Tensor,
     resample_uniforms: Tensor,
 ) -> Decision:
-    """Accept with probability min(1, target / draft); correct from the positive part left over.
+    """Accept with probability min(1, target / draft); correct from the positive residual.
 
     Args:
         target_probs: [n + 1, vocab], after the sampling parameters.
         draft_tokens: [n].
-        draft_probs: [n, vocab] the distributions the tokens were drawn from, likewise, of no more
-            tokens than the target's; None where each token was chosen with certainty.
+        draft_probs: [n, vocab] the distributions the tokens were sampled from, after the sampling
+            parameters; the vocabulary may be smaller than the target's. None where tokens were not
+            sampled.
         accept_uniforms: [n] in (0, 1].
         resample_uniforms: [n + 1] in (0, 1]; entry i decides the target's own token at position i.
     """
@@ -75,7 +76,7 @@ def verify_sampled(
         keep = accept_uniforms <= target_mass
     else:
         keep = accept_uniforms * draft_probs.gather(-1, columns).squeeze(-1) <= target_mass
-    # The second condition is what "the target gives it zero" means, whatever underflows on the left
+    # The second condition rejects tokens of zero target mass even if the left side underflows to 0
     accepted = _leading(keep & (target_mass > 0))
     place = accepted.unsqueeze(0)
     row = target_probs.index_select(0, place)
@@ -86,8 +87,8 @@ def verify_sampled(
     else:
         taken = _widened(draft_probs.index_select(0, rejected_at), row)
     residual = (row - taken * was_rejected).clamp_min(0)
-    # Draft and target equal up to rounding can leave nothing; the target's own distribution is then
-    # the limit, and no rejection happens there in exact arithmetic.
+    # Where draft and target are equal up to rounding, the residual may be 0. No rejection happens
+    # there in exact arithmetic; the target's own distribution is the limit.
     residual = torch.where(residual.sum() > 0, residual, row)
     own = inverse_cdf(residual, resample_uniforms.index_select(0, place))
     return Decision(accepted, unless_broken(own, row[:, 0]).squeeze(0))
@@ -109,10 +110,10 @@ def verify_block(
     all n from its distribution.
 
     Args:
-        target_probs, draft_tokens, draft_probs, accept_uniforms, resample_uniforms: as of
-            `verify_sampled`. Tokens that were chosen with certainty are judged one by one, which
-            accepts as many. All of the target's distributions take part: where one is not finite,
-            the tokens before it stand and the target's own is BROKEN.
+        target_probs, draft_tokens, draft_probs, accept_uniforms, resample_uniforms: as in
+            `verify_sampled`. Tokens that were not sampled are judged one by one, which accepts as
+            many. Where one of the target's distributions is not finite, the tokens before it are
+            accepted and the target's own is BROKEN.
     """
     if draft_probs is None or not len(draft_tokens):
         return verify_sampled(
@@ -121,7 +122,7 @@ def verify_block(
     columns, dtype = draft_tokens.unsqueeze(-1), accept_uniforms.dtype
     target_mass = target_probs[:-1].gather(-1, columns).squeeze(-1).to(dtype)
     draft_mass = draft_probs.gather(-1, columns).squeeze(-1).to(dtype)
-    # p is how far the sum of logarithms lies below its highest value so far, which is at least 0
+    # log p is the sum of logarithms less its highest value so far, which is at least 0
     ratios = target_mass.log() - draft_mass.clamp_min(torch.finfo(dtype).tiny).log()
     summed = ratios.cumsum(0)
     stands = (summed - summed.cummax(0).values.clamp_min(0)).exp()
@@ -130,7 +131,7 @@ def verify_block(
     residuals = before.unsqueeze(-1).to(rows.dtype) * rows - _widened(draft_probs, rows)
     residuals = residuals.clamp_min(0)
     left = residuals[1:].sum(-1).to(dtype)
-    # 0 / 0 where target and draft are equal: all that follows stands there
+    # 0 / 0 where target and draft are equal: all later tokens are accepted there
     limits = torch.where(left > 0, left / (left + 1 - stands[:-1]), (stands[:-1] >= 1).to(dtype))
     limits = torch.cat([limits, stands[-1:]])
     lengths = torch.arange(1, len(draft_tokens) + 1, device=limits.device)
@@ -151,27 +152,27 @@ def verify_exact_match(
     _accept_uniforms: Tensor,
     resample_uniforms: Tensor,
 ) -> Decision:
-    """Let the target draw its own token everywhere; accept while the two draws are equal.
+    """Sample the target's own token at every position; accept while it equals the draft's.
 
     The rule of mlx-lm (mlx_lm/generate.py, `speculative_generate_step`). Lossless as well, since
     every emitted token is the target's draw, but it accepts less often than the ratio.
 
     Args:
         target_probs: [n + 1, vocab], after the sampling parameters.
-        draft_tokens: [n], drawn with other uniforms than these.
-        resample_uniforms: [n + 1] in (0, 1]. What other rules take besides is not read.
+        draft_tokens: [n], sampled with other uniforms than these.
+        resample_uniforms: [n + 1] in (0, 1]. The other arguments, for other rules, are not read.
     """
     choices = unless_broken(inverse_cdf(target_probs, resample_uniforms), target_probs[:, 0])
     accepted = _leading(choices[:-1] == draft_tokens)
     return Decision(accepted, _at(choices, accepted))
 
 
-# By rule, how a round is decided above temperature 0; arguments as of `verify_sampled`. All else of
-# a rule is in its `harness.theory.acceptance_rules.AcceptanceRule`.
+# The verification of each rule above temperature 0; arguments as in `verify_sampled`. Other facts
+# of a rule are in its `harness.theory.acceptance_rules.AcceptanceRule`.
 VERIFY: Mapping[Rule, Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor], Decision]] = {
     "ratio": verify_sampled,
     "exact_match": verify_exact_match,
-    "greedy_draft": verify_sampled,  # without probabilities: its tokens are chosen
+    "greedy_draft": verify_sampled,  # without probabilities, since its tokens are not sampled
     "block": verify_block,
 }
 
@@ -184,8 +185,8 @@ def verify_synthetic(
 ) -> Decision:
     """Accept with given probabilities, whatever the models compute: synthetic acceptance.
 
-    The target's own token follows, so the loop does all that it does otherwise, but the text has
-    not the target's distribution. What vLLM calls `rejection_sample_method: synthetic`.
+    The target's own token follows, so the loop does its usual work, but the text does not have the
+    target's distribution. vLLM calls it `rejection_sample_method: synthetic`.
 
     Args:
         target: [n + 1, vocab] its logits, or where tokens are drawn its probabilities.
@@ -206,16 +207,15 @@ def verify_synthetic(
 
 @cache
 def rates_on(rates: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The rates as a tensor [n], the same one for the same rates, and never freed.
+    """The rates as a tensor [n], the same tensor for the same rates, and never freed.
 
-    A recorded graph reads the memory that it was recorded with, also after the generation that used
-    these rates first.
+    A recorded graph reads the memory that it was recorded with, also in later generations.
     """
     return torch.tensor(rates, dtype=dtype, device=device)
 
 
 def _at(rows: Tensor, index: Tensor) -> Tensor:
-    """rows[index] for an index on the device; plain indexing would read it back to the host."""
+    """rows[index] for an index on the device; plain indexing would be a host read."""
     return rows.index_select(0, index.reshape(1)).squeeze(0)
 
 
@@ -226,5 +226,5 @@ def _widened(draft_probs: Tensor, like: Tensor) -> Tensor:
 
 
 def _leading(flags: Tensor) -> Tensor:
-    """The number of flags that are true before the first that is not."""
+    """The number of true flags before the first false one."""
     return flags.cumprod(0).sum()

@@ -1,6 +1,6 @@
-"""How the command `server` uses an engine: what starts its servers, or attaches to those that run.
+"""The adapter of each engine, by which the command `server` starts servers or attaches to them.
 
-The module that an engine's record names (`EngineSpec.client`) has its `adapter`.
+The function `adapter` of an engine is in the module that its record names (`EngineSpec.client`).
 """
 
 import os
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedPair:
-    """A target whose weights are here, with what drafts for it.
+    """A loaded target, with the drafter of its pair.
 
     Attributes:
-        drafter: makes the drafter of a request from how it is sampled and its K.
+        drafter: makes the drafter of a request from its sampling parameters and its K.
         now: seconds, read after the models' devices have finished.
     """
 
@@ -42,17 +42,17 @@ class OpenedPair:
 
 @dataclass(frozen=True)
 class ToServe:
-    """What an engine is to serve.
+    """The pair and the settings that an engine is to serve.
 
     Attributes:
-        folder: the run's; servers' logs go into a folder of it.
+        folder: the run folder; servers' logs go into a folder of it.
         context_tokens: of the longest request, prompt and budget.
         slots: requests side by side at most.
         threads: of each server; None leaves them to the engine.
         memory: of the card that the next server starts on; None where there is none.
         varying: how the K of the next server changes while it serves.
-        scored_in: the dtype that the target will be loaded in to score texts, where that is not
-            asked for; None where it will not be.
+        scored_in: the dtype in which the target will be loaded to score texts, where the
+            configuration names none; None where the target will not be loaded.
     """
 
     config: ServerConfig
@@ -67,20 +67,20 @@ class ToServe:
 
     @property
     def rule(self) -> Rule:
-        """By which the servers are to accept."""
+        """The acceptance rule of the servers."""
         return cast("Rule", self.config.decode.rule)
 
     @property
     def kind(self) -> DraftKind:
-        """Of the draft."""
+        """The kind of draft that is served."""
         return kind_of(self.config)
 
     @property
     def dtype(self) -> str | None:
-        """What both models are to be served in, where servers are started and that is known.
+        """The dtype to serve both models in; None where it is not known or servers are running.
 
-        What the target was loaded in: a server's own `auto` may be another dtype than what its
-        texts are scored and replayed in.
+        It is the dtype in which the target is loaded, since the `auto` of a server may be another
+        dtype than the one in which its texts are scored and replayed.
         """
         if self.config.url is not None:
             return None
@@ -99,18 +99,17 @@ class ToServe:
 
 @dataclass(frozen=True)
 class Adapter:
-    """How an engine is used.
+    """The functions by which an engine is used.
 
     Attributes:
-        spec: what is known of it.
-        attach: from the configuration and the target's tokenizer, what makes the client of a server
-            that runs; None where the engine has no servers.
-        start: from what is to be served, the engine that starts servers; None where they are not
-            started here.
-        start_draft: the engine that serves the draft model alone, without speculation. Its kernels
-            are those that draft on a speculating server. None where the draft is no file of the
-            user's, and on other engines.
-        check: what starting needs, before there is a run; raises UserError.
+        spec: the record of the engine.
+        attach: takes the configuration and the target's tokenizer, and returns the function that
+            makes the client of a running server; None where the engine has no servers.
+        start: returns the engine that starts servers; None where they cannot be started here.
+        start_draft: returns the engine that serves the draft model alone, without speculation, with
+            the kernels that draft on a speculating server; None on other engines, and where the
+            draft is not a file of the user's.
+        check: checks before the run that servers can be started; raises UserError.
     """
 
     spec: EngineSpec
@@ -121,7 +120,7 @@ class Adapter:
 
 
 def kind_of(config: ServerConfig) -> DraftKind:
-    """What kind of draft is to be served."""
+    """The kind of draft that is served."""
     target, draft = config.model, config.draft
     same = (draft.id, draft.gguf) == (target.id, target.gguf)
     if same and (draft.quantization or draft.dtype not in ("auto", target.dtype)):
@@ -183,7 +182,7 @@ def adapter_of(config: ServerConfig) -> Adapter:
 
 
 def _check_varying(config: ServerConfig, spec: EngineSpec, varying: Varying) -> None:
-    """Refuse a server whose K changes, of an engine or a draft that has none."""
+    """Refuse a K that changes, where the engine, or the draft on it, does not have that."""
     asked = "schedule" if varying == "schedule" else f"k={varying}"
     known = spec.varying.get(varying)
     if known is None:
@@ -208,7 +207,7 @@ def _adapter(spec: EngineSpec) -> Adapter:
 
 
 def addresses(config: ServerConfig, adapter: Adapter) -> dict[int, str]:
-    """The servers of `url=` by K: the plain one, then one per K in the order of `k`."""
+    """The addresses of `url=` by K: first plain decoding, then each K in the order of `k`."""
     urls, ks = config.url or [], [0, *config.speculative_ks]
     if len(urls) == 2 and adapter.spec.k_per_request:
         urls = [urls[0], *[urls[1]] * (len(ks) - 1)]
@@ -221,7 +220,7 @@ def addresses(config: ServerConfig, adapter: Adapter) -> dict[int, str]:
 
 
 def attached(config: ServerConfig, adapter: Adapter, tokenizer: Any) -> AttachedEngine:
-    """The servers of `url=` as an engine; the target's tokenizer is None where none is asked."""
+    """The servers of `url=` as an engine; the tokenizer is None where the engine needs none."""
     assert adapter.attach is not None
     server = adapter.attach(config, tokenizer)
     key = api_key(config.api_key_env)
@@ -229,10 +228,10 @@ def attached(config: ServerConfig, adapter: Adapter, tokenizer: Any) -> Attached
 
 
 def api_key(name: str | None) -> str | None:
-    """The servers' API key, from the environment variable of that name; None for none."""
+    """The servers' API key, from the environment variable of that name; None without a name."""
     if name is None:
         return None
-    key = os.environ.get(name, "").strip()  # what a file is read into ends with a line's end
+    key = os.environ.get(name, "").strip()  # a value read from a file may end with a line break
     if not key:
         raise UserError(f"api_key_env={name}: no such variable is set")
     if not (key.isascii() and key.isprintable()):
@@ -244,7 +243,7 @@ def api_key(name: str | None) -> str | None:
 
 
 def started_with(serve: ToServe) -> dict[str, Any]:
-    """What every engine is started with besides the models."""
+    """The arguments of every `StartedEngine` besides its models."""
     return {
         "logs": serve.logs,
         "context_tokens": serve.context_tokens,
@@ -263,7 +262,7 @@ def started_with(serve: ToServe) -> dict[str, Any]:
 
 
 def checkpoints(serve: ToServe) -> tuple[str, str | None]:
-    """The target's and the draft's hub ids or folders; no draft where it has no weights there."""
+    """The hub ids or folders of target and draft; None for a draft without its own checkpoint."""
     from harness.models.load import source_of
 
     target, draft = serve.config.model, serve.config.draft
@@ -272,5 +271,5 @@ def checkpoints(serve: ToServe) -> tuple[str, str | None]:
 
 
 def rule_of(config: ServerConfig) -> Rule:
-    """By which servers that run accept: as the user says, else as they do by default."""
+    """The acceptance rule of running servers: the configured one, else the engine's default."""
     return cast("Rule", config.decode.rule or ENGINES[config.engine].rule)

@@ -1,17 +1,16 @@
-"""JSON over HTTP to a server, with each way that fails in one line.
+"""JSON requests to a server over HTTP; every failure is an error of one line.
 
-Every request here may be sent twice without harm, so one that fails in passing is: a connection
-that is refused or cut, an answer that is garbled or too early (status 429, 502, 503, 504). What is
-repeated is the whole of what a caller asks for (`HttpClient.repeated`), so that its seconds and its
-counters are those of the time that it was answered. A server's `Retry-After` is waited for as long
-as there is time for it.
+Every request here may be sent twice without harm, so a request is repeated after a temporary
+failure: a connection that is refused or cut, a garbled answer, or a status of 429, 502, 503 or 504.
+`HttpClient.repeated` repeats the whole function of a caller, so that the seconds and counters are
+those of the attempt that was answered. A server's `Retry-After` is respected within a limit.
 
-An answer has a deadline that follows from its tokens (`HttpClient.deadline_s`), whatever trickles
-in meanwhile; once it has begun, two minutes without a byte end it too. A server that lets it pass
-hangs, and is not asked again. What a server says of itself when it is attached to is asked again
-as requests are, but for an address where nobody listens: it is mistyped more often than late.
+An answer has a deadline that follows from its tokens (`HttpClient.deadline_s`), even if bytes still
+arrive; once it has begun, two minutes without a byte end it too. A server that misses the deadline
+is taken to hang and gets no further request. Requests for a server's properties are repeated in the
+same way, except where nothing listens at the address: it is more likely mistyped.
 
-Redirects are refused: whoever they lead to would be sent the key.
+Redirects are refused, since their target would receive the API key.
 """
 
 import json
@@ -46,30 +45,30 @@ from harness.records import UserError
 
 T = TypeVar("T")
 
-# The deadline of a request: ten minutes, as clients of OpenAI's interface wait; a slow machine
-# takes about a second per token. A server that has ended is noticed at once
+# The deadline of a request: at least ten minutes, the timeout of OpenAI's clients, and a second per
+# token on a slow machine. A server whose process has ended is noticed at once.
 LEAST_S, TOKEN_S, PROMPT_TOKEN_S = 600.0, 1.0, 0.1
-# Once an answer has begun, the longest pause in it
+# The longest pause in an answer that has begun
 IDLE_S = 120.0
-# Of a health check, and of a connection
+# Timeouts of a health check, and of a connection
 CHECK_S, CONNECT_S = 5.0, 20.0
 POLL_S = 0.05
-# A request is repeated so often, at once and then after 0.5 s, 1 s, 2 s, ... with jitter; pauses
-# that a server asks for add up to two minutes at most
+# The number of repetitions of a request, the first at once and then after 0.5 s, 1 s, 2 s, ... with
+# jitter; the pauses that a server asks for may add up to two minutes
 RETRIES, BACKOFF_S, PAUSES_S = 5, 0.25, 120.0
 BUSY = (429, 502, 503, 504)
 REDIRECTS = (301, 302, 303, 307, 308)
-# How a line of a stream begins (server-sent events), and OpenAI's last one
+# The begin of each line of a stream (server-sent events), and OpenAI's last line
 EVENT, LAST_EVENT = b"data: ", b"data: [DONE]"
-# Answers are of some kilobytes; a page of counters may have a megabyte
+# The limit of an answer; answers have some kilobytes, a page of counters may have a megabyte
 MOST_BYTES = 64 * 2**20
 ON_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
-# A shorter key may be a part of an answer's own words
+# Keys are replaced in answers; a shorter key could occur in them by chance
 MASKED, SHORTEST_MASKED = "***", 6
 
 
 class NobodyListensError(ServerDiedError):
-    """Nothing listens at the address, or no connection to it is made."""
+    """An address at which nothing listens, or to which no connection can be made."""
 
 
 class HttpClient:
@@ -84,41 +83,41 @@ class HttpClient:
         alive: Callable[[], bool] = lambda: True,
         timeout_factor: float = 1.0,
     ) -> None:
-        """Talk to `url`; the API `key` is sent with every request and kept nowhere else.
+        """Connect to `url`; the API `key` is sent with every request and stored nowhere else.
 
-        Errors name the address as the value of a key, `named`.
+        Errors name the address as the value of the configuration key `named`.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"{named}={url}: not an address; write it as http://HOST:PORT")
-        # Clients of OpenAI's interface are given the address with its version
+        # Addresses for OpenAI's clients end in the version of the interface
         self.url = url.rstrip("/").removesuffix("/v1")
         self.where = f"{named}={self.url}"
         self._key, self._alive, self._factor = key, alive, timeout_factor
-        # A connection that is kept may be closed by the server as the next request is sent
+        # The server may close a kept connection at the moment of the next request
         self._headers = {"Connection": "close"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._pools = self._pools_to(parts.scheme, parts.netloc, parts.hostname)
-        # It logs the head of an answer that it cannot parse, which may hold the key
+        # urllib3 logs the head of an answer that it cannot parse, which may contain the key
         logging.getLogger(urllib3.__name__).setLevel(logging.CRITICAL)
 
     def get(self, path: str, timeout_s: float | None = None) -> Any:
-        """What the server has at `path`: JSON decoded, anything else as text.
+        """The answer to a GET request: decoded JSON, anything else as text.
 
         Raises:
             ServerDiedError, RequestFailedError, RefusedError: there is no usable answer.
         """
         check_s = CHECK_S * max(1.0, self._factor)
-        text = self._text("GET", path, None, check_s if timeout_s is None else timeout_s)
+        text = self._answer("GET", path, None, check_s if timeout_s is None else timeout_s)
         try:
             return self._masked(json.loads(text))
         except (ValueError, RecursionError):
             return self._masked(text)
 
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = LEAST_S) -> Any:
-        """The server's answer to a JSON body, JSON decoded; raises as `get` does."""
-        text = self._text("POST", path, json.dumps(body).encode(), timeout_s)
+        """The answer to a POST request with a JSON body, as decoded JSON; raises as `get` does."""
+        text = self._answer("POST", path, json.dumps(body).encode(), timeout_s)
         try:
             return self._masked(json.loads(text))
         except (ValueError, RecursionError) as error:
@@ -132,9 +131,9 @@ class HttpClient:
         timeout_s: float,
         arrived: Callable[[Mapping[str, Any]], None],
     ) -> list[Mapping[str, Any]]:
-        """The events of a stream that answers a JSON body, each JSON decoded as it arrives.
+        """The events of a streamed answer to a JSON body, as decoded JSON.
 
-        Raises as `get` does.
+        `arrived` is called with each event as it arrives. Raises as `get` does.
         """
         events, rest = list[Mapping[str, Any]](), b""
 
@@ -153,7 +152,7 @@ class HttpClient:
                     arrived(events[-1])
 
         try:
-            text = self._text("POST", path, json.dumps(body).encode(), timeout_s, read)
+            text = self._answer("POST", path, json.dumps(body).encode(), timeout_s, read)
         except (ValueError, RecursionError) as error:
             raise RequestFailedError(f"{self.where}: its answer is garbled ({error})") from error
         if not events:
@@ -162,12 +161,15 @@ class HttpClient:
         return events
 
     def deadline_s(self, prompt_tokens: int, budget: int) -> float:
-        """Seconds until the answer to a request must be whole."""
+        """The seconds within which the answer to a request must be complete."""
         tokens_s = TOKEN_S * budget + PROMPT_TOKEN_S * prompt_tokens
         return self._factor * max(LEAST_S, tokens_s)
 
     def repeated(self, ask: Callable[[], T], *, listening: bool = False) -> tuple[T, int]:
-        """Ask, and again where a failure may pass; what it returned, and how often it was asked."""
+        """Call `ask`, and again after temporary failures; its result, and the number of calls.
+
+        With `listening` it is not repeated where nothing listens at the address.
+        """
         policy = Retry(
             RETRIES,
             backoff_factor=BACKOFF_S * self._factor,
@@ -202,12 +204,12 @@ class HttpClient:
                     time.sleep(pause_s)
 
     def stated(self, path: str) -> Any:
-        """What the server says of itself at `path`; see `get`."""
+        """The server's properties at `path`, by a repeated `get`."""
         answer, _ = self.repeated(lambda: self.get(path), listening=True)
         return answer
 
     def stated_or_empty(self, path: str) -> Mapping[str, Any]:
-        """The same; empty where it has no JSON object there."""
+        """The server's properties at `path`; empty where it has no JSON object there."""
         try:
             answer = self.stated(path)
         except RefusedError:
@@ -215,7 +217,7 @@ class HttpClient:
         return answer if isinstance(answer, dict) else {}
 
     def about(self, path: str, field: str, server: str) -> Mapping[str, Any]:
-        """What the server says of itself at `path`; refuse one that is not `server`."""
+        """The server's properties at `path`; refuses a server without `field`, as not `server`."""
         try:
             answer = self.stated(path)
         except RefusedError as error:
@@ -226,7 +228,7 @@ class HttpClient:
         return answer
 
     def wait_until_ready(self, path: str, within_s: float, what: str) -> str:
-        """Wait until `path` answers with success; why it does not, empty where it does."""
+        """Wait until `path` answers with success; the last error if it does not, else ""."""
         give_up = time.monotonic() + within_s
         with waiting_for(f"{self.url}: {what}", within_s):
             while True:
@@ -243,7 +245,7 @@ class HttpClient:
 
     # ---- one request -----------------------------------------------------------------------------
 
-    def _text(
+    def _answer(
         self,
         method: str,
         path: str,
@@ -251,7 +253,7 @@ class HttpClient:
         timeout_s: float,
         arrived: Callable[[bytes], None] | None = None,
     ) -> str:
-        """The answer; `arrived` is given its pieces as they come, where it is a success."""
+        """The text of an answer; `arrived` gets the pieces of a successful one as they arrive."""
         headers = dict(self._headers)
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -275,7 +277,7 @@ class HttpClient:
                 if arrived is None or response.status != 200:
                     data = response.read(MOST_BYTES)
                 else:
-                    response.connected.settimeout(timeout_s)  # its server may be paused for long
+                    response.connected.settimeout(timeout_s)  # the server may be paused for long
                     data = b""
                     while piece := response.read1(MOST_BYTES - len(data)):
                         data += piece
@@ -285,7 +287,7 @@ class HttpClient:
             finally:
                 response.cut_off.cancel()
                 response.close()
-        if time.monotonic() - begin >= timeout_s:  # what was cut off may look like a short answer
+        if time.monotonic() - begin >= timeout_s:  # a cut answer may look like a short one
             raise self._too_late(timeout_s)
         if len(data) == MOST_BYTES:
             raise RequestFailedError(f"{self.where}: its answer is garbled (over 64 MiB)")
@@ -295,7 +297,7 @@ class HttpClient:
         return text
 
     def _without_answer(self, error: HTTPError, begin: float, timeout_s: float) -> UserError:
-        """No answer has begun."""
+        """The error of a request whose answer did not begin."""
         late = isinstance(error, ReadTimeoutError) or time.monotonic() - begin >= timeout_s
         if late and not isinstance(error, ConnectTimeoutError):
             return ServerDiedError(f"{self.where}: no answer within {timeout_s:.0f} s")
@@ -310,7 +312,7 @@ class HttpClient:
         )
 
     def _broken_off(self, error: HTTPError, begin: float, timeout_s: float) -> UserError:
-        """An answer has begun and does not end."""
+        """The error of an answer that began and did not end."""
         if time.monotonic() - begin >= timeout_s:
             return self._too_late(timeout_s)
         if isinstance(error, ReadTimeoutError):
@@ -323,7 +325,7 @@ class HttpClient:
         return ServerDiedError(f"{self.where}: no whole answer within {timeout_s:.0f} s")
 
     def _refused(self, response: urllib3.BaseHTTPResponse, text: str) -> UserError:
-        """An answer with another status than success, in the server's words where it has some."""
+        """The error of an answer whose status is no success, with the server's message if any."""
         status, reason = response.status, response.reason or "no reason given"
         if status in REDIRECTS:
             target = urlsplit(response.headers.get("Location") or "").netloc or "another path"
@@ -344,10 +346,10 @@ class HttpClient:
             return RequestFailedError(line, retry_after_s=_retry_after_s(response))
         return RefusedError(line, status)
 
-    # ---- what a server must not be able to do ----------------------------------------------------
+    # ---- protection of the API key ---------------------------------------------------------------
 
     def _shown(self, text: str) -> str:
-        """A server's words in one line, without the key."""
+        """A text of the server in one line, without the key."""
         return " ".join((text.replace(self._key, MASKED) if self._key else text).split())
 
     def _masked(self, value: Any) -> Any:
@@ -362,7 +364,7 @@ class HttpClient:
         return value
 
     def _pools_to(self, scheme: str, netloc: str, host: str) -> urllib3.PoolManager:
-        """Connections, through the environment's proxy where it has one for this address."""
+        """The connection pools, through the environment's proxy if it has one for this address."""
         idle_s = IDLE_S * self._factor
         proxy = None
         # A proxy of the environment cannot reach this machine's own loopback
@@ -385,16 +387,16 @@ class HttpClient:
 
 
 class _Response(urllib3.HTTPResponse):
-    """An answer, the socket that it comes from, and what ends it at its deadline."""
+    """An answer, its socket, and the timer that ends it at its deadline."""
 
     cut_off: Timer
     connected: socket.socket
 
 
 def _limited(idle_s: float) -> dict[str, type[HTTPConnectionPool]]:
-    """Connections on which an answer, head and body, has the read timeout as its deadline.
+    """Connection pools in which the read timeout is the deadline of a whole answer.
 
-    The timeout of a socket begins anew with each byte.
+    The timeout of a socket alone would begin anew with each byte.
     """
 
     def head(connection: HTTPConnection, read: Callable[[], urllib3.HTTPResponse]) -> _Response:
@@ -406,7 +408,7 @@ def _limited(idle_s: float) -> dict[str, type[HTTPConnectionPool]]:
         try:
             response = cast("_Response", read())
             sock.settimeout(min(idle_s, timeout_s))
-        except BaseException:  # raised again; nothing is left to be cut off
+        except BaseException:  # raised again; the answer is over
             cut_off.cancel()
             raise
         response.cut_off, response.connected = cut_off, sock
@@ -430,13 +432,13 @@ def _limited(idle_s: float) -> dict[str, type[HTTPConnectionPool]]:
 
 
 def _shut(sock: socket.socket) -> None:
-    """Wake whoever reads from it; it may be closed by now."""
+    """Shut a socket down, which ends a pending read; it may already be closed."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def _cause(error: HTTPError) -> BaseException:
-    """What lies behind an error of the library's."""
+    """The cause of an error of urllib3."""
     inner = [each for each in error.args if isinstance(each, BaseException)]
     return inner[-1] if inner else error.__cause__ or error
 

@@ -1,12 +1,12 @@
-"""What a server counts over all of its requests: the page /metrics, in Prometheus' text format.
+"""The counters of a server over all its requests: the page /metrics in Prometheus' text format.
 
 The format is that of prometheus/docs, content/docs/instrumenting/exposition_formats.md: a sample a
 line, `name{label="value",...} value [timestamp]`, and comments. A counter grows until its server is
-restarted; one with labels has a line only once it was counted in some servers.
+restarted. In some servers a counter with labels has no line before its first count.
 
-Names and what turns a page on were read in llama.cpp's tools/server/server-context.cpp and
-server-task.cpp, SGLang's srt/observability/metrics_collector.py, and vLLM's v1/metrics/loggers.py
-and v1/spec_decode/metrics.py, and the first and the last were run.
+The names, and the flags that enable a page, were read in tools/server/server-context.cpp and
+server-task.cpp of llama.cpp, srt/observability/metrics_collector.py of SGLang, and
+v1/metrics/loggers.py and v1/spec_decode/metrics.py of vLLM. llama.cpp and vLLM were also run.
 """
 
 import math
@@ -23,13 +23,13 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True)
 class Samples:
-    """A page: of each line the name, the labels and the value."""
+    """The samples of a page: the name, the labels and the value of each line."""
 
     lines: tuple[tuple[str, Mapping[str, str], float], ...]
 
     @classmethod
     def of(cls, page: str) -> "Samples":
-        """Read a page; what is neither a sample nor a comment is passed over."""
+        """The samples of a page's text; lines of another form are ignored."""
         matches = (_SAMPLE.fullmatch(line) for line in page.splitlines())
         parts = (match.groups() for match in matches if match)
         return cls(
@@ -42,7 +42,7 @@ class Samples:
 
     @cached_property
     def sums(self) -> dict[str, float]:
-        """Each name's values, added over its labels."""
+        """The sum of each name's values over its labels."""
         sums: dict[str, float] = {}
         for name, _, value in self.lines:
             sums[name] = sums.get(name, 0.0) + value
@@ -58,7 +58,7 @@ class Samples:
         return tuple(int(at.get(position, 0.0)) for position in range(max(at, default=-1) + 1))
 
     def largest(self, name: str) -> int | None:
-        """The largest value of a name: a gauge that every part of a server shows; None without."""
+        """The largest value of a gauge that every part of a server shows; None without a value."""
         values = (int(value) for found, _, value in self.lines if found == name)
         return max((value for value in values if value <= MOST_K), default=None)
 
@@ -72,17 +72,17 @@ def _number(value: str) -> float:
 
 @dataclass(frozen=True)
 class CounterNames:
-    """How an engine names what it counts of drafting.
+    """The names of an engine's counters of drafting.
 
     Attributes:
-        tokens: of answers; a page without it has no counters.
-        rounds: that drafted.
-        shown_with: what a server is started with, or without, to have the counters.
-        drafts_with: the flag that a server drafts with.
-        requests: that have their first token, or that ended; None where they are not counted.
-        drafted, accepted: tokens; None likewise.
-        by_position: rounds that accepted the token at a position, by that label; None likewise.
-        k: tokens that a round drafts, a gauge; None where it does not tell.
+        tokens: tokens of answers; a page without this name has no counters.
+        rounds: rounds that drafted.
+        shown_with: the flag with which, or without which, a server shows the counters.
+        drafts_with: the flag that starts a server with a draft.
+        requests: requests that have their first token, or that ended; None if not counted.
+        drafted, accepted: tokens; None if not counted.
+        by_position: rounds that accepted the token at the position of a label; None if not counted.
+        k: tokens that a round drafts, a gauge; None if not reported.
         at_end: whether a request is counted when it ends, and not step by step.
     """
 
@@ -98,7 +98,7 @@ class CounterNames:
     at_end: bool = True
 
     def read(self, samples: Samples, at_s: float) -> Scrape | None:
-        """The counters of a page that was read at this time; None where it has none."""
+        """The counters of a page that was read at `at_s`; None where the page has none."""
 
         def count(name: str | None) -> int | None:
             return None if name is None else int(samples.sums.get(name, 0.0))

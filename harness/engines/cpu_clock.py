@@ -1,13 +1,14 @@
-"""Processor time of a server while it decodes, apart from the prefill before it.
+"""The processor time of a server's decoding, without the prefill before it.
 
-That clock knows nothing of a request's parts, and the engine's own clock tells how long they took.
-So the processor time is read every few milliseconds while a request is answered, and the reading
-at which decoding began is interpolated between two of them.
+The processor clock does not know the parts of a request, but the engine reports how long each part
+took. The processor time is therefore read every few milliseconds during a request, and its value at
+the begin of decoding is interpolated between two readings.
 
-It is exact to some milliseconds: an engine's times leave out what a request takes on its way there
-and back, and half of that is taken to follow decoding. A short prefill (`LONG_PREFILL_S`) is better
-measured by a request for one token and taken off; of a long one, whose processor time varies from
-request to request by more than a short answer takes, nothing is left that way.
+The result is exact to some milliseconds: an engine's times leave out the way of a request to the
+server and back, and half of that time is assumed to follow decoding. A short prefill (below
+`LONG_PREFILL_S`) is better measured by a request for one token and subtracted. The processor time
+of a long prefill varies between requests by more than a short answer takes, so it cannot be
+subtracted.
 """
 
 import threading
@@ -17,15 +18,15 @@ from typing import Self
 
 import numpy as np
 
-# A prefill from which on decoding is read apart. On a busy machine the processor time of a prefill
-# of 1.5 s varied by 25 %, and that of one of 6 ms by 2 %.
+# From this length of a prefill on, decoding is read with this clock. On a busy machine the
+# processor time of a prefill of 1.5 s varied by 25 %, that of a prefill of 6 ms by 2 %.
 LONG_PREFILL_S = 0.05
-# Seconds between two readings; and those that one takes at most, unless it was interrupted
+# Seconds between two readings; the longest time of one reading that was not interrupted
 EVERY_S, LONGEST_S = 0.01, 0.0005
 
 
 class CpuReadings:
-    """Processor time of a server, read again and again while the block runs."""
+    """Regular readings of a server's processor time while a `with` block runs."""
 
     def __init__(self, read: Callable[[], float | None]) -> None:
         """Read the clock with `read`, seconds; None where there is none."""
@@ -46,9 +47,9 @@ class CpuReadings:
         self._note(interrupted=True)
 
     def decode_s(self, prefill_s: float | None, decode_s: float | None) -> float | None:
-        """Processor seconds of decoding, from what the engine's clock says of the request.
+        """The processor seconds of decoding, given both parts of the request by the engine's clock.
 
-        None where it does not say, where the prefill is short, and where there is no such clock.
+        None without these parts, with a short prefill, and without a processor clock.
         """
         if prefill_s is None or decode_s is None or prefill_s < LONG_PREFILL_S:
             return None
@@ -63,7 +64,7 @@ class CpuReadings:
             self._note(interrupted=False)
 
     def _note(self, *, interrupted: bool) -> None:
-        """Read once; `interrupted`: also where it took long, so that nobody knows just when."""
+        """Store a reading; with `interrupted` also one that took too long to date it exactly."""
         before = perf_counter()
         cpu_s, after = self._read(), perf_counter()
         if cpu_s is not None and (interrupted or after - before < LONGEST_S):

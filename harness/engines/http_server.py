@@ -1,4 +1,4 @@
-"""A server behind HTTP, whatever its engine: started here or running somewhere, asked, ended."""
+"""The common part of all HTTP servers: start or attach, send requests, read counters, stop."""
 
 import math
 import os
@@ -32,14 +32,14 @@ from harness.serving.spec import EngineSpec
 
 # Positions in addition to prompt, budget and one draft, so that the context never shortens a draft
 SPARE_POSITIONS = 8
-# Words of a variable's name that say what nobody else should read, or what holds here alone
+# Words in the names of environment variables that hold secrets, or values of this machine only
 SECRETS = frozenset(("AUTH", "CREDENTIALS", "KEY", "PASSWORD", "SECRET", "TOKEN"))
 PLACES = frozenset(("DIR", "HOST", "IP", "PATH", "PORT", "ROOT"))
-# Requests in flight beyond which some may wait for their turn, as they do at a rate
+# With more requests in flight some may wait in the server's queue
 SIDE_BY_SIDE = 8
-# The statuses of a server that has no such path
+# The statuses of a path that a server does not have
 NO_SUCH_PATH = (404, 405, 501)
-# Where an OpenAI-compatible server lists its models
+# The path at which an OpenAI-compatible server lists its models
 MODELS = "/v1/models"
 
 
@@ -48,8 +48,8 @@ class Running:
     """A server that answers.
 
     Attributes:
-        alone: whether it decodes one request at a time, so that what changes on it meanwhile (its
-            counters, its processor time) is that request's.
+        alone: whether it decodes one request at a time, so that changes of its counters and of its
+            processor time belong to that request.
     """
 
     client: HttpClient
@@ -59,7 +59,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server answered, and what it took: see `protocol.Completion`."""
+    """The answer of a server with its times; see `protocol.Completion`."""
 
     body: Any
     request_s: float
@@ -70,16 +70,18 @@ class Answer:
 
 @dataclass(frozen=True)
 class Interface:
-    """How a kind of server is recognised, asked for a text as token ids, and read.
+    """The interface of a kind of server: how it is recognised, its requests and its answers.
 
     Attributes:
-        probe: a path, and the field of its answer that shows the kind.
+        probe: a path, and the field of its answer by which the kind is recognised.
         version: a path, and the field with the engine's version.
         path: of completions.
         ids: the field of an answer that has the token ids.
-        parse: an answer; raises LookupError, TypeError, ValueError or AttributeError.
+        body: makes the body of a request for token ids.
+        parse: reads an answer; raises LookupError, TypeError, ValueError or AttributeError.
+        counters: the names of its counters over all requests.
         names_model: whether a request names the model.
-        drafts: whether it drafts, where its answers do not say so.
+        drafts: whether the server has a draft, where its answers do not show it.
     """
 
     engine: str
@@ -89,12 +91,12 @@ class Interface:
     ids: str
     body: Callable[[Asked], dict[str, Any]]
     parse: Callable[[Mapping[str, Any]], ServedRecord]
-    counters: CounterNames  # of all requests
+    counters: CounterNames
     names_model: bool = False
     drafts: Callable[[HttpClient], bool] = lambda _: False
 
     def version_of(self, client: HttpClient) -> str:
-        """The engine's version; "unknown" where the server does not say."""
+        """The engine's version; "unknown" where the server does not report it."""
         path, field = self.version
         return str(client.stated_or_empty(path).get(field, "unknown"))
 
@@ -104,9 +106,9 @@ class CardMemory:
     """A card's memory just before a server starts on it, in bytes.
 
     Attributes:
-        free, total: as its driver says, next to all that other processes hold.
-        weights: that the server will load; 0 where their size is not known.
-        servers: that are still to start on it, this one among them.
+        free, total: as the driver reports them; other processes' memory is not free.
+        weights: of the models that the server will load; 0 where their size is not known.
+        servers: number of servers that are still to start on the card, with this one.
     """
 
     free: int
@@ -124,24 +126,22 @@ class StartedEngine(ABC):
             measured, where the target's own weights draft, or where tokens are looked up.
         context_tokens: of the longest request, prompt and budget.
         threads: of each server, on a CPU; None leaves them to the engine.
-        revision, draft_revision: of hub ids; None takes their newest.
-        rule: by which it accepts; of `ratio` the draft samples.
-        memory: of the card that it starts on; None where there is none.
-        timeout_factor: of the limits on the time of requests.
-        varying: how the K of a server that drafts changes while it serves; it is started at the
-            largest then.
+        revision, draft_revision: of hub ids; None takes the newest.
+        rule: the acceptance rule; with `ratio` the draft samples.
+        memory: of the card that the server starts on; None where there is none.
+        timeout_factor: multiplies the time limits of requests.
+        varying: how the K of a server changes while it serves; it is then started at the largest.
         schedule: K by the number of requests, as (lowest, highest, K).
     """
 
-    # What is known of the engine; and seconds until a server has loaded its models, and compiled
-    # them where it does
     spec: ClassVar[EngineSpec]
+    # Seconds within which a server must have loaded its models, and compiled them if it does
     ready_s: ClassVar[float] = 1200.0
-    # What a user's own server is started by, where it is not called as `engine=` has it; the flags
-    # that a measurement needs and a server in production does not; and how the names of the
-    # variables begin that change how it serves
+    # The program of a user's own server, where it is not the name of the engine
     binary: ClassVar[str | None] = None
+    # The flags that a measurement needs and a server in production does not
     measuring: ClassVar[frozenset[str]]
+    # The prefixes of environment variables that change how the engine serves
     variables: ClassVar[tuple[str, ...]]
 
     target: str | Path
@@ -179,12 +179,12 @@ class StartedEngine(ABC):
                 why = f": {late}" if process.alive else " ended"
                 raise UserError(f"{server}{why}; {process.last_words()}")
             return self.server(Running(client, process, self.slots == 1), k)
-        except BaseException:  # another server than was wanted does not go on
+        except BaseException:  # raised again; the server must not go on running
             process.stop()
             raise
 
     def command(self, k: int) -> ServerCommand:
-        """What starts a server at K; see `protocol.StartableEngine`."""
+        """The command that starts a server at K; see `protocol.StartableEngine`."""
         variables, flags = self._own_variables(), self.flags(k)
         served = [*_without(replace(self, more_flags=()).flags(k), self.measuring)]
         return ServerCommand(
@@ -199,19 +199,19 @@ class StartedEngine(ABC):
         )
 
     def started_as(self) -> Sequence[str]:
-        """The program as a user types it."""
+        """The program of the command, as a user types it."""
         return (self.spec.name,)
 
     def positions(self, k: int) -> int:
-        """What the context of a request has room for at K."""
+        """The positions in the context of a request at K."""
         return self.context_tokens + k + SPARE_POSITIONS
 
     def weights_bytes(self, k: int) -> int | None:  # noqa: ARG002
-        """Of the files that a server at K reads; None where they are the checkpoints."""
+        """The bytes of the files that a server at K reads; None where they are the checkpoints."""
         return None
 
     def _own_variables(self) -> dict[str, str]:
-        """The user's variables that change how it serves; no secret, and no place."""
+        """The user's environment variables for the engine, without secrets, paths and addresses."""
         return {
             name: value
             for name, value in sorted(os.environ.items())
@@ -221,23 +221,23 @@ class StartedEngine(ABC):
         }
 
     def log(self, k: int, synthetic: Sequence[float] | None = None) -> Path:
-        """Where a server's log goes; servers with synthetic acceptance have one of their own."""
+        """The file of a server's log; servers with synthetic acceptance have a separate one."""
         kind = "_synthetic" if synthetic is not None else f"_{self.varying}" if self.varying else ""
         return self.logs / f"{self.spec.name}_k{k}{kind}.log"
 
     def program(self) -> list[str]:
-        """What starts a server, before its flags."""
+        """The program of a server with its first arguments, before the flags."""
         return [on_path(self.spec.name)]
 
     def environment(self, synthetic: Sequence[float] | None = None) -> Mapping[str, str]:  # noqa: ARG002
-        """Variables of a server in addition to this process's own."""
+        """The environment variables of a server in addition to those of this process."""
         return {}
 
     def memory_flags(self, k: int) -> dict[str, str]:
-        """The flag for this server's share of the card; none without a card, or with the user's.
+        """The flag for this server's share of the card; none without a card or if the user set it.
 
         Raises:
-            UserError: the card has too little free for the weights.
+            UserError: the card has too little free memory for the weights.
         """
         flag, memory = self.spec.memory_flag, self.memory
         if flag is None or memory is None or self._given(flag):
@@ -258,11 +258,11 @@ class StartedEngine(ABC):
         return {flag: f"{math.floor(1e3 * share) / 1e3:.3f}"}
 
     def spare_bytes(self, k: int) -> float:
-        """What a server takes of a card besides its weights and its cache."""
+        """The bytes that a server takes of a card besides its weights and its KV cache."""
         raise NotImplementedError
 
     def memory_share(self, room: float, memory: CardMemory) -> float:
-        """What `memory_flag` is to be, so that weights and cache take `room` bytes."""
+        """The value of `memory_flag` at which weights and KV cache take `room` bytes."""
         raise NotImplementedError
 
     def _given(self, flag: str) -> bool:
@@ -271,21 +271,22 @@ class StartedEngine(ABC):
 
     @abstractmethod
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
-        """A server's command line, without where it listens."""
+        """The flags of a server without host and port."""
 
     @abstractmethod
     def server(self, running: Running, k: int) -> "HttpServer":
-        """Take over a server that answers."""
+        """The client of a server that answers."""
 
 
 @dataclass(frozen=True)
 class AttachedEngine:
-    """Servers that the user runs: one that decodes plainly, and one per K.
+    """Servers that the user runs: one for plain decoding, and one for each K.
 
     Attributes:
-        urls: by K; 0 is the plain one.
+        urls: addresses by K; 0 is plain decoding.
+        server: makes the client of a server at a K.
         key: the servers' API key, or None.
-        timeout_factor: of the limits on the time of requests.
+        timeout_factor: multiplies the time limits of requests.
     """
 
     urls: Mapping[int, str]
@@ -304,13 +305,13 @@ class AttachedEngine:
 
 
 class HttpServer(Server):
-    """One running server, without what differs between engines.
+    """The client of one running server: the part that all engines share.
 
     Attributes:
-        decoded_field: of the answer of /detokenize, the one with the text.
-        streams: whether `complete` knows an answer's first token as it arrives.
-        url: where it listens.
-        named: what names the model in a request; nothing where a server has one model.
+        decoded_field: the field of an answer of /detokenize that has the text.
+        streams: whether the server can stream answers to `complete`, for requests in turns.
+        url: the address of the server.
+        named: the field of a request that names the model; empty where a server has one model.
     """
 
     decoded_field: ClassVar[str]
@@ -323,7 +324,7 @@ class HttpServer(Server):
         self.named: Mapping[str, Any] = {}
 
     def generate(self, asked: Asked) -> Completion:
-        """Complete a prompt, asked again where a failure may pass; see `protocol.Server`."""
+        """Complete a prompt; temporary failures are repeated. See `protocol.Server`."""
         with self._lock:
             self._in_flight += 1
             queued = max(1.0, self._in_flight / SIDE_BY_SIDE)
@@ -349,10 +350,13 @@ class HttpServer(Server):
 
     @abstractmethod
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
-        """Ask once for a completion, within so many seconds."""
+        """Send one request for a completion, with a deadline in seconds."""
 
     def turn(self, servers: int) -> Turn | None:
-        """See `protocol.Server`: of a server that was started here, works alone and streams."""
+        """A share of the time; None unless the server was started here, streams and can be paused.
+
+        See `protocol.Server`.
+        """
         process = self._process
         if not self.streams or process is None or not self._alone or not process.pausable:
             return None
@@ -380,11 +384,11 @@ class HttpServer(Server):
         return Answer(answer, request_s, cpu_s, readings, turn)
 
     def streamed(self, path: str, body: Mapping[str, Any], deadline_s: float, turn: Turn) -> Any:
-        """The answer to a request as a stream, made whole; `turn` is told of its tokens."""
+        """The whole answer to a streamed request; `turn` is notified of its tokens."""
         raise NotImplementedError
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
-        """Refuse a server whose model reads token ids as another text; see `protocol.Server`."""
+        """Refuse a server whose model decodes token ids to another text; see `protocol.Server`."""
         body = {"tokens": list(tokens), **self.named}
         try:
             answer, _ = self._client.repeated(lambda: self._client.post("/detokenize", body))
@@ -405,12 +409,13 @@ class HttpServer(Server):
             )
 
     def check_drafts(self, drafted: int | None, tokens: int, needs: str) -> None:
-        """Refuse a server that does not draft as its K says.
+        """Refuse a server that drafts at K = 0, or does not draft at a K above it.
 
         Args:
-            tokens: that it returned; the first comes from the prefill, and the last of two may be
-                left to a plain step.
-            needs: what it has to be started with to draft.
+            drafted: drafted tokens; None where they are not reported.
+            tokens: number of returned tokens; with at most two, none need be drafted: the first
+                comes from the prefill, and the last may be a plain step.
+            needs: the flag with which the server must be started to draft.
         """
         if self.k == 0 and drafted:
             raise UserError(
@@ -420,7 +425,7 @@ class HttpServer(Server):
             raise UserError(f"{self.where}: it drafted nothing; k={self.k} needs {needs}")
 
     def completion(self, answer: Answer, record: ServedRecord) -> Completion:
-        """A request's result; counts are passed over where it decodes plainly."""
+        """The result of a request, without counts of rounds for plain decoding."""
         request_s, prefill_s, decode_s = answer.request_s, record.prefill_s, record.decode_s
         if answer.turn is not None and prefill_s is not None and decode_s is not None:
             prefill_s -= answer.turn.prefill_paused_s
@@ -444,34 +449,34 @@ class HttpServer(Server):
 
     @property
     def model_name(self) -> str | None:
-        """See `protocol.Server`."""
+        """The name of the served model; see `protocol.Server`."""
         try:
             return only_model(self._client)
         except (ServerDiedError, RequestFailedError) as error:
-            if error.repeatable:  # it might have said
+            if error.repeatable:  # a temporary failure does not show that there is no name
                 raise
         except UserError:
             pass
         return None
 
     def without_counters(self, where: str, needs: str) -> UserError:
-        """What to do about a server that drafts and does not tell its rounds."""
+        """The error of a server that drafts and does not report its rounds."""
         return UserError(
             f"{self.where}: no counters {where}; {needs}, or use engine=openai, which only times"
         )
 
     @property
     def where(self) -> str:
-        """The address as errors name it."""
+        """The address, as errors name it."""
         return self._client.where
 
     @property
     def process_id(self) -> int | None:
-        """Of the server, where it was started here."""
+        """The process id of the server; None where it was not started here."""
         return None if self._process is None else self._process.pid
 
     def cpu_s(self) -> float | None:
-        """Processor time of the server so far; None where it was not started here."""
+        """The processor time of the server so far; None where it was not started here."""
         return None if self._process is None else self._process.cpu_s()
 
     def close(self) -> None:
@@ -481,7 +486,7 @@ class HttpServer(Server):
 
     @contextmanager
     def _named_in_errors(self) -> Iterator[None]:
-        """Say which server fails, and why one that was started here answers no more."""
+        """Add the server's name to errors, and the end of its log if it was started here."""
         try:
             yield
         except (ServerDiedError, RequestFailedError) as error:
@@ -509,7 +514,7 @@ def _without(flags: Sequence[str], names: Collection[str]) -> Iterator[str]:
 
 
 def field_of(answer: Any, field: str, where: str, expected: str) -> Any:
-    """A field that an answer must have."""
+    """A field of an answer; raises RequestFailedError where it is missing."""
     if not isinstance(answer, dict) or answer.get(field) is None:
         raise RequestFailedError(
             f"{where}: its answer has no {field!r}; is it {expected}?", repeatable=False
@@ -518,7 +523,7 @@ def field_of(answer: Any, field: str, where: str, expected: str) -> Any:
 
 
 def only_model(client: HttpClient) -> str:
-    """The name of the model that an OpenAI-compatible server has."""
+    """The name of the first model of an OpenAI-compatible server."""
     where = client.where
     listed = field_of(client.stated(MODELS), "data", where, "an OpenAI-compatible server")
     if not listed:

@@ -1,24 +1,26 @@
 """llama.cpp's HTTP server: started here from a binary or the Python wheel, or running elsewhere.
 
-Read in tools/server of the release (build 11549) and run:
+Facts from tools/server of the release (build 11549), also tried with a server:
 
 - `POST /completion` takes token ids and, with `return_tokens`, returns them. Its sampler defaults
   (top_k 40, top_p .95, min_p .05) are switched off in every request, and so is its prompt cache in
   every timed one.
-- `n_probs` lists the likeliest tokens of each position. While it drafts, the server lists none for
-  the tokens of a round and gives them a log-probability of 0: the plain server is asked.
+- `n_probs` lists the likeliest tokens of each position. A server that drafts lists none for the
+  tokens of a round and gives them a log-probability of 0, so log-probabilities are requested from
+  the plain server.
 - `timings` has the counters. `draft_n` and `draft_n_accepted` are missing where nothing was
   drafted. `predicted_ms` starts after the first token, which the prefill gives, so it is the time
-  of `predicted_n` - 1 tokens; builds divide by either.
-- Rounds are not among them. A text that fills its budget has tokens - 1 - accepted of them: each
-  round emits its accepted tokens and one of the target's own. After an end of text they are
-  `spec_decode_num_drafts_total` of `/metrics` (rounds that drafted anything) where the server
-  decodes this request alone, and `draft_n` / K elsewhere.
-- A look-up's rounds are counted in the same way: one that found nothing emits the target's token.
-  After an end of text they are known where that token is not in the prompt, and so was not found.
+  of `predicted_n` - 1 tokens; some builds divide by `predicted_n`.
+- `timings` has no number of rounds. A text that fills its budget has tokens - 1 - accepted rounds:
+  each round emits its accepted tokens and one of the target's own. After an end of text the number
+  is `spec_decode_num_drafts_total` of `/metrics` (rounds that drafted anything) where the server
+  decodes this request alone, else `draft_n` / K.
+- The rounds of a look-up are counted in the same way: one that found nothing emits the target's
+  token. After an end of text they are known where that token is not in the prompt, since the
+  look-up cannot have found it.
 - `/props` has `total_slots`, the requests that are decoded side by side; others wait for a slot.
-- MTP layers are the target's own (`draft-mtp`), or those of the file that is given as the draft's:
-  files of convert_hf_to_gguf.py. No server was run with them here.
+- MTP layers (`draft-mtp`) are in the target's file or in a file given as the draft's, both made by
+  convert_hf_to_gguf.py. No server was run with them here.
 - A DFlash drafter (`draft-dflash`) fills K + 1 positions of its block, a DSpark drafter
   (`draft-dspark`) K, or K + 1 where the first position of its block does not draft.
 """
@@ -84,8 +86,10 @@ SERVER = "llama.cpp's server, build 11368 or later"
 ABOUT = ("/props", "build_info")
 # The status of a request that is longer than the context
 BAD_REQUEST = 400
-# What the wheel's names of kinds of draft begin with; how long a binary may take to list its own
-ENUM, HELP_S = "COMMON_SPECULATIVE_TYPE_", 60.0
+# The prefix of the wheel's names of kinds of draft
+ENUM = "COMMON_SPECULATIVE_TYPE_"
+# Seconds within which a binary must print its help
+HELP_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -108,25 +112,25 @@ class LlamaCpp(StartedEngine):
         return super().open(k, synthetic)
 
     def program(self) -> list[str]:
-        """The user's own binary where there is one, else the wheel."""
+        """The program of the server: a binary on PATH, else the wheel."""
         return program()
 
     def started_as(self) -> list[str]:
-        """Its binary, or the wheel, which takes the same flags."""
+        """The binary, or the module that serves with the wheel and takes the same flags."""
         _, *module = program()
         return ["python", *module] if module else [BINARY]
 
     def weights_bytes(self, k: int) -> int:
-        """Of the files that a server at K reads."""
+        """The bytes of the files that a server at K reads."""
         files = (self.target, self.draft if k else None)
         return sum(Path(file).stat().st_size for file in files if file is not None)
 
     def server(self, running: Running, k: int) -> "LlamaCppServer":
-        """Take over a server that answers."""
+        """The client of a server that answers."""
         return LlamaCppServer(running, k, self.rule, self.kind)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
-        """llama-server's command line, without where it listens."""
+        """The flags of llama-server without host and port."""
         flags = {
             "--model": self.target,
             "--ctx-size": self.positions(k) * self.slots,
@@ -141,19 +145,19 @@ class LlamaCpp(StartedEngine):
                     flags["--spec-draft-model"] = self.draft
                 if self.threads is not None:
                     flags["--spec-draft-threads"] = self.threads
-                if self.rule == "ratio":  # a build before 11368 does not know the flag
+                if self.rule == "ratio":  # builds before 11368 do not have the flag
                     flags["--spec-draft-sampling"] = "probabilistic"
             if synthetic is not None:
                 flags["--spec-synth-rates"] = ",".join(f"{rate:g}" for rate in synthetic)
         options = (str(part) for flag in flags.items() for part in flag)
-        # One cache lets all slots share a pass; else runs of neighbouring ones are decoded apart
-        own = self.slots == 1 or self._given("--no-kv-unified")
-        shared = [] if own else ["--kv-unified"]
+        # With a unified KV cache all slots share a forward; else only neighbouring slots do
+        separate = self.slots == 1 or self._given("--no-kv-unified")
+        shared = [] if separate else ["--kv-unified"]
         return [*options, *shared, "--metrics", *self.more_flags]
 
 
 def program() -> list[str]:
-    """What starts a server: the user's own binary where there is one, else the wheel."""
+    """The program that starts a server: a binary on PATH, else the wheel's module."""
     binary = shutil.which(BINARY)
     if binary is not None:
         return [binary]
@@ -190,18 +194,18 @@ class LlamaCppServer(HttpServer):
         self._kind = kind
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
-        """Ask once for a completion; see `HttpServer`."""
-        drafts = self._drafts(deadline_s)
+        """Send one request for a completion; see `HttpServer`."""
+        drafts = self._drafting_rounds(deadline_s)
         body = request_body(asked)
         answer = self.ask(
             INTERFACE.path, body, deadline_s, decode_cpu=asked.decode_cpu, turn=asked.turn
         )
-        drafts_now = self._drafts(deadline_s)
+        drafts_now = self._drafting_rounds(deadline_s)
         drafted = None if drafts is None or drafts_now is None else drafts_now - drafts
         return self._completion(answer, asked, drafts=drafted)
 
     def streamed(self, path: str, body: Mapping[str, Any], deadline_s: float, turn: Turn) -> Any:
-        """See `HttpServer`: the last event is the answer, without the tokens of those before."""
+        """The whole answer: its last event, with the tokens of all events. See `HttpServer`."""
         turn.sent()
         stream = {**body, "stream": True}
         events = self._client.streamed(
@@ -214,8 +218,11 @@ class LlamaCppServer(HttpServer):
             raise TokensLostError(f"{self.where}: its stream leaves out tokens", repeatable=False)
         return {**events[-1], "tokens": tokens}
 
-    def _drafts(self, deadline_s: float) -> int | None:
-        """Rounds that drafted, since the server started; None where they are not one request's."""
+    def _drafting_rounds(self, deadline_s: float) -> int | None:
+        """The rounds that drafted since the server started; None where requests run side by side.
+
+        None for plain decoding, too.
+        """
         if not self._alone or self.k == 0:
             return None
         page = str(self._client.get("/metrics", deadline_s))
@@ -232,7 +239,7 @@ class LlamaCppServer(HttpServer):
             raise RefusedError(line, BAD_REQUEST)
         if not record.tokens:
             raise RequestFailedError(f"{where}: an answer without tokens", repeatable=False)
-        # Both are missing where nothing was drafted
+        # Both fields are missing where nothing was drafted
         drafted, accepted = record.drafted or 0, record.accepted or 0
         returned = len(record.tokens)
         self.check_drafts(drafted, returned, f"--spec-type {SPEC_TYPES[self._kind]}")
@@ -242,21 +249,22 @@ class LlamaCppServer(HttpServer):
             if record.stop_reason in ("budget", None):
                 rounds = own
             elif not looks_up(self._kind):
-                # A look-up's drafts may be shorter, so that these do not tell of how many rounds
+                # Not for a look-up: its drafts may be shorter than K
                 left = budget - returned
                 rounds = rounds_at_eos(own, drafted, self.k, left=left, drafts=drafts)
             elif DRAFTS[self._kind].replayed and record.tokens[-1] not in asked.prompt:
-                # Nor was it found, then: what is not replayed may know it from other requests
+                # The end of text was not found in the prompt. A look-up that is not replayed may
+                # have found it in other requests.
                 rounds = own
         counted = replace(record, rounds=rounds, drafted=drafted, accepted=accepted)
         return self.completion(answer, counted)
 
 
 def parse(answer: Mapping[str, Any]) -> ServedRecord:
-    """What an answer tells, of `/completion` or of its OpenAI-compatible paths.
+    """The record of an answer of `/completion` or of an OpenAI-compatible path.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError: it is not llama.cpp's.
+        LookupError, TypeError, ValueError, AttributeError: it is not an answer of llama.cpp.
     """
     timings = answer["timings"]
     (choice, *_) = answer.get("choices") or [{}]
@@ -299,29 +307,30 @@ def _likeliest(tokens: Sequence[int], entries: Sequence[Mapping[str, Any]]) -> L
 
 
 def rounds_at_eos(own: int, drafted: int, k: int, *, left: int, drafts: int | None) -> int | None:
-    """Rounds of a text that an end-of-text token ended.
+    """The number of rounds of a text that an end-of-text token ended.
 
-    It may be the target's own token or an accepted draft, and builds differ in whether they count
-    it, and what was drafted after it, as accepted.
+    That token may be the target's own or an accepted draft token, and builds differ in whether they
+    count it, and the tokens drafted after it, as accepted.
 
     Args:
         own: tokens that rounds emitted, less those counted as accepted.
-        k: tokens that a full draft has.
+        drafted: drafted tokens.
+        k: tokens of a full draft.
         left: tokens that the budget would still have allowed.
-        drafts: rounds that drafted anything, where that was counted.
+        drafts: rounds that drafted anything, where they were counted.
 
     Returns:
-        The rounds, or None where the counts do not tell: drafts may have been shortened.
+        The rounds; None where they do not follow from the counts, since drafts may be shortened.
     """
     if drafts is not None:
-        # Only on the last position of the budget is there a round that drafts nothing
+        # Only the round at the last position of the budget drafts nothing
         return drafts if left else max(own, drafts)
     full, rest = divmod(drafted, k)
     return full if left >= k and not rest and own <= full <= own + k else None
 
 
 def request_body(asked: Asked) -> dict[str, Any]:
-    """A request that is sampled as our loop does, in its order, and nothing besides."""
+    """The body of a request with the sampling parameters of the harness, and no others."""
     sampling = asked.sampling
     if sampling.repetition_penalty is not None:
         raise UserError(
@@ -349,18 +358,18 @@ INTERFACE = Interface(
 
 
 def _version(build: str, process: ServerProcess | None) -> str:
-    """Of the build that answers; the wheel's own where it does not know its build."""
+    """The version of a server's build, or of the wheel where that has no build number."""
     if process is not None and build.startswith("b0-"):
         with suppress(metadata.PackageNotFoundError):
             return f"{SPEC.wheel} {metadata.version(SPEC.wheel)}"
     return build
 
 
-# ---- how its servers are used --------------------------------------------------------------------
+# ---- the adapter ---------------------------------------------------------------------------------
 
 
 def adapter(spec: EngineSpec) -> Adapter:
-    """How its servers are used."""
+    """The adapter of llama.cpp."""
     return Adapter(
         spec,
         attach=lambda config, _: partial(
@@ -374,16 +383,16 @@ def adapter(spec: EngineSpec) -> Adapter:
 
 def _started(serve: ToServe) -> LlamaCpp:
     config = serve.config
-    own = config.draft.gguf is None and serve.kind == "mtp"
+    in_target = config.draft.gguf is None and serve.kind == "mtp"
     return LlamaCpp(
         _file_of(config.model),
-        None if looks_up(serve.kind) or own else _file_of(config.draft),
+        None if looks_up(serve.kind) or in_target else _file_of(config.draft),
         **started_with(serve),
     )
 
 
 def _started_draft(serve: ToServe) -> LlamaCpp | None:
-    """The server of the user's draft file alone; None where the draft is no such file."""
+    """The engine that serves the user's draft file alone; None where the draft is no such file."""
     if serve.kind != "model" or serve.config.draft.gguf is None:
         return None
     logs = serve.logs / "draft"
@@ -393,7 +402,7 @@ def _started_draft(serve: ToServe) -> LlamaCpp | None:
 
 
 def _check(config: ServerConfig) -> None:
-    """Refuse a missing GGUF file, or no llama-server."""
+    """Refuse a missing GGUF file, a missing llama-server, or one without the kind of draft."""
     models: list[ModelConf] = [config.model]
     kind = config.draft.kind
     if not config.draft.spec.looks_up:
@@ -417,13 +426,13 @@ def _check(config: ServerConfig) -> None:
 
 
 def _check_build(kind: DraftKind, where: str) -> None:
-    """Refuse a build that has no drafts of this kind; one that does not tell is tried."""
+    """Refuse a build without this kind of draft; a build that does not list its kinds is tried."""
     start, wanted = program(), SPEC_TYPES.get(kind)
     if len(start) == 1:
-        told = subprocess.run(
+        help_text = subprocess.run(
             [*start, "--help"], capture_output=True, text=True, timeout=HELP_S, check=False
         ).stdout
-        listed = re.search(r"--spec-type\s+(\S+)", told)
+        listed = re.search(r"--spec-type\s+(\S+)", help_text)
         names = set(re.findall(r"[a-z0-9-]+", listed[1])) if listed else set[str]()
     else:
         enum = vars(import_module(SPEC.wheel).common_speculative_type)

@@ -1,9 +1,9 @@
-"""Any endpoint with OpenAI's `/v1/completions`: texts and times, no counters. mlx-lm's server too.
+"""Any endpoint with OpenAI's `/v1/completions`, such as mlx-lm's server: texts and times only.
 
-What such an endpoint tells is a text, how many tokens it has, and how long the request took. So
-speedups are measured and greedy texts compared, and nothing is replayed. The prompt is sent as the
-text of its ids, and the returned text is encoded here; both may be other tokens than the server
-has. `EngineSpec.completions` says how servers differ in what a request may hold.
+Such an endpoint returns a text and its number of tokens, and the request is timed. So speedups are
+measured and greedy texts compared, and nothing is replayed. The prompt is sent as the text of its
+ids, and the returned text is encoded here; the server's tokens may differ in both cases.
+`EngineSpec.completions` has the parameters that a server accepts in a request.
 """
 
 from collections.abc import Sequence
@@ -29,19 +29,19 @@ class OpenAiServer(HttpServer):
         self._spec, self._tokenizer = spec, tokenizer
         self.facts = EngineFacts(spec, "unknown", spec.rule)
         if spec.completions.one_model:
-            running.client.stated(MODELS)  # whether it answers
+            running.client.stated(MODELS)  # raises where the server does not answer
         else:
             self.named = {"model": only_model(running.client)}
 
     @cached_property
     def _prefix(self) -> tuple[int, ...]:
-        """What the tokenizer puts before every text, and so will the server's."""
+        """The special tokens before every text; the server's tokenizer adds them, too."""
         return tuple(self._tokenizer("")["input_ids"])
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
-        """Ask once for a completion; see `HttpServer`."""
+        """Send one request for a completion; see `HttpServer`."""
         settings = request_settings(self._spec, asked.sampling, asked.seed, asked.budget)
-        body = {"prompt": self._text(asked.prompt), **self.named, **settings}
+        body = {"prompt": self._prompt_text(asked.prompt), **self.named, **settings}
         if self.k and self._spec.completions.k is not None:
             body[self._spec.completions.k] = self.k
         answer = self.ask("/v1/completions", body, deadline_s)
@@ -56,9 +56,9 @@ class OpenAiServer(HttpServer):
         )
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
-        """Refuse a server whose model reads a text as another number of tokens.
+        """Refuse a server whose model encodes a text to another number of tokens.
 
-        `tokens` are what the target's tokenizer makes of it, without special ones.
+        `tokens` are those of the target's tokenizer, without special tokens.
         """
         settings = request_settings(self._spec, SamplingParameters(0.0), 0, 1)
         body = {"prompt": text, **self.named, **settings}
@@ -71,7 +71,7 @@ class OpenAiServer(HttpServer):
                 f" {counted} tokens there and {expected} here"
             )
 
-    def _text(self, prompt: Sequence[int]) -> str:
+    def _prompt_text(self, prompt: Sequence[int]) -> str:
         before = len(self._prefix)
         starts_alike = tuple(prompt[:before]) == self._prefix
         ids = list(prompt[before:] if starts_alike else prompt)
@@ -81,7 +81,7 @@ class OpenAiServer(HttpServer):
 def request_settings(
     spec: EngineSpec, sampling: SamplingParameters, seed: int, budget: int
 ) -> dict[str, Any]:
-    """How a request samples: as our loop does, where the server can."""
+    """The budget and sampling parameters of a request; raises where the server lacks one."""
     more = {
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
@@ -103,5 +103,5 @@ def request_settings(
 
 
 def adapter(spec: EngineSpec) -> Adapter:
-    """How servers with this interface are used: they are not started here."""
+    """The adapter of servers with this interface, which are not started here."""
     return Adapter(spec, lambda _, tokenizer: partial(OpenAiServer, tokenizer=tokenizer, spec=spec))

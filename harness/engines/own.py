@@ -1,7 +1,7 @@
-"""Our own loop behind the protocol of engines, to be held against the servers.
+"""The harness's own loop behind the protocol of engines, to be compared with the servers.
 
-It decodes in this process: prefill and rounds on the device, one read back to the host per round.
-All of a text comes from rounds, the first token too, and a draft is never shortened.
+It decodes in this process: prefill and rounds on the device, with one read by the host per round.
+All tokens of a text come from rounds, also the first one, and a draft is never shortened.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ from harness.theory.acceptance import conditional
 
 @dataclass(frozen=True)
 class OwnLoop:
-    """A loaded target, and what drafts for it.
+    """A loaded target, with the drafter of its pair.
 
     Attributes:
-        drafter: makes the drafter of a request from how it is sampled and its K; None where only
-            plain decoding is measured.
+        drafter: makes the drafter of a request from its sampling parameters and its K; None where
+            only plain decoding is measured.
         now: seconds, read after the models' devices have finished (`measurement`'s clock).
         drafts_fewer: see `EngineFacts`.
     """
@@ -47,17 +47,17 @@ class OwnLoop:
         return OwnServer(self, k, None if synthetic is None else conditional(synthetic))
 
     def command(self, _: int) -> None:
-        """None: nothing is started."""
+        """None: no server is started."""
 
     def log(self, _: int, __: Sequence[float] | None = None) -> None:
-        """None: nothing is started."""
+        """None: no server is started."""
 
 
 class OwnServer(Server):
     """The loop at one K."""
 
     def __init__(self, loop: OwnLoop, k: int, synthetic: Sequence[float] | None) -> None:
-        """Decode with `k` draft tokens; `synthetic` given those before each."""
+        """Decode with `k` draft tokens; `synthetic` is conditional on the tokens before each."""
         self.k, self._loop, self._synthetic = k, loop, synthetic
         self.facts = EngineFacts(OWN, version(PACKAGE), loop.rule, drafts_fewer=loop.drafts_fewer)
 
@@ -106,15 +106,15 @@ class OwnServer(Server):
         )
 
     def cpu_s(self) -> float | None:
-        """Processor time of this process; None on a device of its own."""
+        """The processor time of this process; None where the models are on another device."""
         return process_time() if self._loop.target.device.type == "cpu" else None
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
-        """The tokenizer is the target's own."""
+        """Accept: the tokenizer is the target's own."""
 
 
 def adapter(spec: EngineSpec) -> Adapter:
-    """How the loop is used."""
+    """The adapter of the harness's loop."""
     return Adapter(spec, start=_started)
 
 

@@ -1,4 +1,4 @@
-"""A server process: started, watched, measured and ended here; it never outlives the run."""
+"""A server process: its start, its processor time, its log and its end; it ends with the run."""
 
 import os
 import re
@@ -16,14 +16,14 @@ import psutil
 from harness.records import NotInstalledError, UserError
 
 LOOPBACK = "127.0.0.1"
-# The supervisor stops a server within three times its grace
+# Longer than the supervisor needs to stop a server, which is three times its grace period
 STOP_S = 20.0
-# What servers put before a line: which process wrote it, how grave it is, when and where
+# The prefix of a line in servers' logs: process, severity, time and place
 LOG_PREFIX = re.compile(r"(\(\w+ pid=\d+\) )?((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] |\[[^\]]*\] )?")
-# What a process that computes on a card has mapped: CUDA, HIP, Vulkan, SYCL, OpenCL
+# Libraries that a process on a card has loaded: CUDA, HIP, Vulkan, SYCL, OpenCL
 CARD_LIBRARIES = ("libcuda.so", "libamdhip64", "libvulkan.so", "libze_loader", "libOpenCL.so")
 SHOWN_LINES, SHOWN_CHARACTERS = 3, 200
-REFUSED = "  Value error, "  # pydantic's, before its reason
+REFUSED = "  Value error, "  # pydantic's text before the reason of a refusal
 
 
 def free_port() -> int:
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 def on_path(engine: str) -> str:
-    """The program of an engine that is started by its own name."""
+    """The path of the program with the engine's name; raises NotInstalledError without one."""
     found = shutil.which(engine)
     if found is None:
         raise NotInstalledError(
@@ -49,11 +49,12 @@ class ServerProcess:
     def __init__(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start a command; what it prints goes to `log`.
+        """Start a command, with its output in `log`.
 
         Args:
-            log: file, which is appended to: an error of an earlier server may name it.
-            environment: variables in addition to this process's own.
+            command: the program and its arguments.
+            log: file; it is appended to, since an error of an earlier server may refer to it.
+            environment: variables in addition to those of this process.
         """
         self._log = log
         self._log_begin = log.stat().st_size if log.exists() else 0
@@ -75,12 +76,12 @@ class ServerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the server runs."""
         return self._supervisor.poll() is None
 
     @cached_property
     def pausable(self) -> bool:
-        """Whether all that it computes stops while its processes are stopped: not on a card."""
+        """Whether stopping its processes stops all computation; False on a card."""
         if sys.platform != "linux":
             return False
         try:
@@ -90,10 +91,10 @@ class ServerProcess:
         return not any(name in path for path in mapped for name in CARD_LIBRARIES)
 
     def cpu_s(self) -> float | None:
-        """Processor time so far, seconds; None where the system has no clock for it.
+        """The processor time so far in seconds; None where the system has no clock for it.
 
-        Of all threads, those that ended too, and of the processes that the server had started when
-        this was first asked.
+        It is that of all threads, also ended ones, of the server and of the child processes that it
+        had at the first call.
         """
         if sys.platform != "linux":
             return None
@@ -107,24 +108,26 @@ class ServerProcess:
             return None
 
     def last_words(self) -> str:
-        """What its log says last, in one line that names the log.
+        """The end of its log, in one line that names the log.
 
-        The last different lines about errors, without a traceback's own, which are indented: a
-        server of several processes says its cause first, and last that one of them ended. What
-        pydantic refuses has its reason in an indented line.
+        These are the last different lines on errors, since a server of several processes logs the
+        cause first, and at last that one of them ended. The lines of a traceback are left out: they
+        are indented. The reason of a refusal by pydantic is indented, too, and stays.
         """
         text = self._log.read_bytes()[self._log_begin :].decode(errors="replace")
         lines = [LOG_PREFIX.sub("", line, count=1).rstrip() for line in text.splitlines()]
         lines = [line for line in lines if line and (not line[0].isspace() or REFUSED in line)]
-        told = (line.lower() for line in lines)
-        is_error = [("error" in line or "fail" in line) and "warning" not in line for line in told]
+        lowered = (line.lower() for line in lines)
+        is_error = [
+            ("error" in line or "fail" in line) and "warning" not in line for line in lowered
+        ]
         errors = [line for line, wanted in zip(lines, is_error, strict=True) if wanted]
         last = dict.fromkeys(reversed(errors or lines[-1:] or ["nothing was printed"]))
         shown = [" ".join(line.split())[:SHOWN_CHARACTERS] for line in [*last][:SHOWN_LINES]]
         return f"its log ends: {'; '.join(reversed(shown))} ({self._log})"
 
     def stop(self) -> None:
-        """End it; a second call does nothing."""
+        """End the server; a second call does nothing."""
         assert self._supervisor.stdin is not None
         assert self._supervisor.stdout is not None
         self._supervisor.stdin.close()

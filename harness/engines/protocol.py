@@ -1,8 +1,8 @@
-"""What every engine can be asked, and what it answers.
+"""The protocol of engines: servers, requests and completions.
 
-An engine's K is fixed when it starts, on most of them; so a `Server` is one K, and comparing K
-means several servers side by side. Prompts and texts are token ids, because text that is encoded
-again may have other tokens.
+On most engines K is fixed when a server starts. So a `Server` has one K, and several servers run
+side by side to compare K. Prompts and texts are token ids, because a text that is encoded again may
+have other tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from harness.serving.spec import EngineSpec
 
 # Log-probabilities of the likeliest tokens by their ids, position by position
 Likeliest = tuple[Mapping[int, float], ...]
-# Why a text ends, in the words of every engine
+# The reasons why a text ends, by the names of every engine
 STOP_REASONS: Mapping[str, StopReason] = {
     "stop": "eos",
     "eos": "eos",
@@ -29,12 +29,12 @@ STOP_REASONS: Mapping[str, StopReason] = {
 
 
 class ServerDiedError(UserError):
-    """A server that is asked no more: it ended, hangs, or turns everyone away.
+    """A server that gets no more requests: it ended, hangs, or refuses all requests.
 
-    What was measured so far stands.
+    Earlier measurements stay valid.
 
     Attributes:
-        repeatable: whether it may answer within moments, as one that is restarted does.
+        repeatable: whether it may answer again within moments, as after a restart.
     """
 
     def __init__(self, message: str, *, repeatable: bool = False) -> None:
@@ -43,11 +43,11 @@ class ServerDiedError(UserError):
 
 
 class RequestFailedError(UserError):
-    """A request without a usable answer, of a server that may well answer the next one.
+    """A request without a usable answer, on a server that may answer the next one.
 
     Attributes:
         repeatable: whether the same request may be answered within moments.
-        retry_after_s: how long the server asks to be left alone; None where it says nothing.
+        retry_after_s: seconds to wait, as the server asks (`Retry-After`); None if it does not.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class TokensLostError(RequestFailedError):
 
 
 class RefusedError(UserError):
-    """A request that a server answers with an error that is the request's.
+    """A request that a server refuses with an error, because of the request itself.
 
     Attributes:
-        status: of HTTP.
+        status: the HTTP status.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -75,13 +75,14 @@ class RefusedError(UserError):
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """An engine as it runs.
+    """The properties of a running engine.
 
     Attributes:
+        spec: the engine's record.
         version: as the engine reports it; "unknown" where it does not.
-        rule: by which it accepts drafted tokens; None where it cannot be known.
-        drafts_fewer: whether any round may draft fewer than K tokens, or none: a look-up's.
-        slots: requests that it decodes side by side; None where it does not tell.
+        rule: the acceptance rule; None where it cannot be known.
+        drafts_fewer: whether any round may draft fewer than K tokens, or none, as with a look-up.
+        slots: requests that it decodes side by side; None where it does not report them.
     """
 
     spec: EngineSpec
@@ -91,16 +92,16 @@ class EngineFacts:
     slots: int | None = None
 
     def draft_sampling(self, target: SamplingParameters) -> SamplingParameters:
-        """How a draft is sampled for a request that samples the target so."""
+        """The sampling parameters of the draft in a request with those of the target."""
         spec = self.spec
         draft = SamplingParameters(target.temperature) if spec.draft_by_temperature else target
         return draft if spec.draft_top_k is None else replace(draft, top_k=spec.draft_top_k)
 
     @property
     def first_position(self) -> int:
-        """Tokens of a returned text that come from the prefill.
+        """The tokens of a returned text that come from the prefill.
 
-        One where no rounds are counted: what times their tokens is a request less another for one.
+        One where no rounds are counted, since the time of a request for one token is subtracted.
         """
         counting = self.spec.counting
         return 1 if counting is None else counting.first_position
@@ -111,14 +112,14 @@ class Asked(NamedTuple):
 
     Attributes:
         prompt: token ids, at least one.
-        sampling: sampling parameters, the engine's defaults switched off.
+        sampling: sampling parameters; the engine's defaults are switched off.
         seed: of this request alone; equal seeds for several prompts correlate their texts.
         budget: tokens to return at most.
-        logprobs: of how many likeliest tokens these are wanted at each position, with those of the
-            returned ids; none where a request is timed, which they slow down.
-        cached: whether the server may use what its cache holds of the prompt.
-        decode_cpu: whether the processor time of decoding is wanted apart from the prefill's.
-        turn: of a server that takes turns with others (`Server.turn`).
+        logprobs: number of likeliest tokens with log-probabilities at each position, besides the
+            returned token; 0 in timed requests, which they slow down.
+        cached: whether the server may use its prompt cache.
+        decode_cpu: whether the processor time of decoding is measured separately.
+        turn: the turn of a server that takes turns with others (`Server.turn`).
     """
 
     prompt: Sequence[int]
@@ -133,18 +134,19 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedRecord:
-    """What an engine's answer tells of one request; None where it does not.
+    """The record of one request from an engine's answer; None for values it does not report.
 
     Attributes:
-        returned: tokens of the answer.
-        k: that the server drafted with; 0 where it decodes plainly.
+        returned: number of tokens of the answer.
+        k: the server's K; 0 for plain decoding.
         rounds, drafted, accepted: as the engine counts them.
         accepted_lengths: rounds that accepted exactly 0, 1, ... tokens.
         steps: each of the rounds.
         prefill_s, decode_s: until the first token, and from there to the last.
-        tokens, text: of the answer; `logprobs` are its tokens', empty where none were asked for.
-        likeliest: as of a `Completion`.
-        truncated: whether the server's context was too small for it.
+        tokens, text: of the answer.
+        logprobs: of the tokens; empty where they were not requested.
+        likeliest: as in `Completion`.
+        truncated: whether the server's context was too small for the request.
         model, prompt: their names.
     """
 
@@ -170,39 +172,39 @@ class ServedRecord:
 
 
 def token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
-    """The ids of an answer; None where it has none."""
+    """The token ids of an answer; None where it has none."""
     return None if ids is None else tuple(int(token) for token in ids)
 
 
 def seconds(ms: float | None) -> float | None:
-    """A time that an answer has in milliseconds."""
+    """The seconds of a time that an answer has in milliseconds."""
     return None if ms is None else float(ms) / 1e3
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One request's result.
+    """The result of one request.
 
     Attributes:
-        tokens: the returned ids, in order; an end-of-text token is the last of them. Where an
-            engine returns a text alone, what the target's tokenizer makes of it.
+        tokens: the returned ids, in order; an end-of-text token is the last one. Where an engine
+            returns only a text, its ids by the target's tokenizer.
         stop_reason: why the text ends.
         request_s: from sending the request to the whole answer, on the client's clock.
-        rounds: rounds of drafting and verifying, the plain steps of a speculating server among
-            them; None on a plain server, and where the engine does not tell.
-        drafted, accepted: tokens, over all rounds; None likewise.
-        prefill_s, decode_s: by the engine's own clock, the token that comes from the prefill in
-            the first; None where the engine does not tell.
-        cpu_s: processor time that the server's process spent meanwhile, of all threads; None for
-            a server elsewhere, or with other requests. On a machine shared with others it is
-            steadier than any wall clock.
-        decode_cpu_s: the part of it that decoding took, where it was asked for and can be read
+        rounds: draft-verify cycles, including plain steps of a speculating server; None on a plain
+            server, and where the engine does not report them.
+        drafted, accepted: tokens over all rounds; None where `rounds` would be.
+        prefill_s, decode_s: by the engine's own clock; the token that comes from the prefill is in
+            the first. None where the engine does not report them.
+        cpu_s: processor time of the server's process during the request, of all threads; None for a
+            server elsewhere, or with other requests. On a machine that is shared with other work it
+            varies less than elapsed time.
+        decode_cpu_s: the part of cpu_s for decoding, where it was requested and can be read
             (`engines.cpu_clock`).
-        counted: tokens by the engine's own count, where it returns a text alone.
-        steps: each of the rounds, where the engine tells.
-        likeliest: at each position the log-probabilities of the likeliest tokens, by id; empty
-            where none were asked for, or the engine does not tell.
-        asked: how often it was asked; all else is of the last time.
+        counted: tokens by the engine's own count, where it returns only a text.
+        steps: each of the rounds, where the engine reports them.
+        likeliest: the log-probabilities of the likeliest tokens at each position, by id; empty
+            where they were not requested, or the engine does not report them.
+        asked: how often the request was sent; all other values are of the last time.
     """
 
     tokens: tuple[int, ...]
@@ -222,15 +224,16 @@ class Completion:
 
     @property
     def returned(self) -> int:
-        """How many tokens came back, the prefill's included."""
+        """The number of returned tokens, including the prefill's."""
         return len(self.tokens) if self.counted is None else self.counted
 
 
 class Server(ABC):
-    """An engine that runs, at one K.
+    """A running engine at one K.
 
     Attributes:
-        k: tokens that it drafts per round; 0 decodes plainly.
+        k: tokens that it drafts per round; 0 is plain decoding.
+        facts: the properties of the engine.
     """
 
     k: int
@@ -240,7 +243,7 @@ class Server(ABC):
         """A share of the time next to other servers; None where this one cannot be paused.
 
         Args:
-            servers: that share it, this one included.
+            servers: number of servers that share the time, with this one.
         """
         return None
 
@@ -256,31 +259,31 @@ class Server(ABC):
 
     @property
     def where(self) -> str:
-        """What errors name it by."""
+        """The name of the server in errors."""
         return f"k={self.k}"
 
     @property
     def model_name(self) -> str | None:
-        """What it says that it serves, a name or a path; None where it does not say."""
+        """The model that it serves, a name or a path; None where it does not report one."""
         return None
 
     @abstractmethod
     def cpu_s(self) -> float | None:
-        """Processor time so far of the server's process, all threads; None elsewhere.
+        """The processor time so far of the server's process, all threads; None elsewhere.
 
-        Between two calls it is that of whatever was decoded meanwhile, side by side or not.
+        The difference of two calls is that of all requests in between.
         """
 
     @abstractmethod
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
-        """Refuse a server whose model reads token ids as another text, where it can be asked.
+        """Refuse a server whose model decodes token ids to another text, where it can be tested.
 
         Raises:
             UserError: it serves another model.
         """
 
     def close(self) -> None:  # noqa: B027
-        """End what was started here; a second call does nothing."""
+        """End the server if it was started here; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -290,18 +293,18 @@ class Server(ABC):
 
 
 class Engine(Protocol):
-    """A pair on an engine that can be opened, plainly and at any K."""
+    """A pair on an engine, which opens servers for plain decoding and for any K."""
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> Server:
-        """Start a server, or attach to one that runs.
+        """Start a server, or attach to a running one.
 
         Args:
-            k: tokens to draft per round; 0 decodes plainly.
+            k: tokens to draft per round; 0 is plain decoding.
             synthetic: synthetic acceptance, unconditional per drafted position, never increasing;
                 the text is then not the target's.
 
         Raises:
-            UserError: it does not start or answer, or the engine has no synthetic acceptance.
+            UserError: the server does not start or answer, or has no synthetic acceptance.
         """
         ...
 
@@ -310,9 +313,10 @@ class StartableEngine(Engine, Protocol):
     """An engine whose servers are started here, or that decodes in this process."""
 
     def command(self, k: int, /) -> ServerCommand | None:
-        """What a user types to start its server at K; None where none is started.
+        """The command that starts the server at K; None where none is started.
 
-        Without where it listens, and the program by its name; with the user's own variables.
+        It names the program without its path, has the user's environment variables for the engine,
+        and leaves out host and port.
         """
         ...
 

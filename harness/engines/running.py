@@ -1,4 +1,4 @@
-"""A server that runs and serves others: its counters are read, its model is asked nothing."""
+"""A running server that serves other users: its counters are read, and no request is sent."""
 
 from time import monotonic
 
@@ -15,21 +15,21 @@ KINDS = (llamacpp.INTERFACE, sglang.INTERFACE, vllm.INTERFACE)
 
 
 class CountingServer:
-    """A server that shows what it counted over all requests.
+    """A server that shows its counters over all requests.
 
     Attributes:
-        where: the address as errors name it.
-        names: how its engine names what it counts.
-        version: as it reports it; "unknown" where it does not.
-        model: what it says that it serves; empty where it does not say.
-        first: its counters when it was attached to.
+        where: the address, as errors name it.
+        names: the names of its engine's counters.
+        version: as the server reports it; "unknown" where it does not.
+        model: as the server reports it; empty where it does not.
+        first: its counters at the begin.
     """
 
     def __init__(self, url: str, key: str | None = None, named: str = "metrics") -> None:
-        """Attach to it.
+        """Attach to the server.
 
         Raises:
-            UserError: not reachable, none of the known engines, or one without counters.
+            UserError: it is not reachable, of no known engine, or shows no counters.
         """
         self._client = HttpClient(url.rstrip("/").removesuffix(PAGE), key, named)
         self.where = self._client.where
@@ -49,10 +49,10 @@ class CountingServer:
             self.model = ""
 
     def scrape(self) -> Scrape:
-        """Its counters now.
+        """The server's present counters.
 
         Raises:
-            UserError: it does not answer, or shows them no more.
+            UserError: it does not answer, or does not show them any more.
         """
         samples = self._samples()
         scrape = self.names.read(samples, monotonic() - self._begin)
@@ -61,14 +61,14 @@ class CountingServer:
         return scrape
 
     def _samples(self) -> Samples:
-        """The page; empty where the server has none."""
+        """The samples of the page of counters; empty where the server has no such page."""
         try:
             return Samples.of(str(self._client.stated(PAGE)))
         except RefusedError:
             return Samples(())
 
     def _without_counters(self) -> UserError:
-        """What shows them, where it is known whose server this is."""
+        """The error of a server without counters: the flag that shows them, if it is known."""
         for kind in KINDS:
             path, field = kind.version
             if field in self._client.stated_or_empty(path):

@@ -1,7 +1,7 @@
 """SGLang's server: started here by `sglang serve`, or running elsewhere.
 
-By its documentation and the sources of release 0.5.23; it has no build for a CPU like this
-project's test machines, so only its answers were tried, from a server that stands in for it:
+Facts from its documentation and the sources of release 0.5.23. It has no build for a CPU such as
+those of this project's tests, so only the reading of answers was tried, with a stand-in server:
 
 - `POST /generate` takes `input_ids` and returns `output_ids`, with `meta_info`.
 - `meta_info` has `spec_verify_ct` (rounds), `spec_num_proposed_drafts` and
@@ -46,18 +46,19 @@ from harness.serving.spec import EngineSpec
 
 SERVER = "SGLang's server"
 ABOUT = ("/server_info", "version")
-# Its names of drafted tokens, accepted tokens, and rounds by accepted tokens, today's first
+# Names of drafted tokens, accepted tokens, and rounds by accepted tokens; those of the newest
+# release first
 DRAFTED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
 ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
 LENGTHS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
-# What SGLang itself leaves free by default (`_handle_gpu_memory_settings` in
+# The memory that SGLang leaves free by default (`_handle_gpu_memory_settings` in
 # sglang/srt/server_args.py): metadata, activations by tokens of a prefill, CUDA graphs by requests,
-# and those of a draft
+# and CUDA graphs of a draft
 MIB = 2**20
 METADATA_BYTES, DRAFT_BYTES = 512 * MIB, 2048 * MIB
 BYTES_PER_PREFILL_TOKEN, BYTES_PER_REQUEST = 1.5 * MIB, 2 * MIB
 PREFILL_STEP, MOST_PREFILL_TOKENS = 2048, 8192
-# Accepted tokens are shown as gauges of the last steps alone
+# Accepted tokens have no counter, only gauges of the last steps
 COUNTERS = CounterNames(
     tokens="sglang:generation_tokens_total",
     rounds="sglang:spec_verify_calls_total",
@@ -73,8 +74,8 @@ class Sglang(StartedEngine):
     """A pair that SGLang serves on this machine.
 
     Attributes:
-        dtype: of both models' weights, as SGLang names it; `auto` serves float32 checkpoints in 16
-            bits.
+        dtype: of both models' weights, as SGLang names it; with `auto` a float32 checkpoint is
+            served in 16 bits.
     """
 
     spec = SPEC
@@ -89,13 +90,13 @@ class Sglang(StartedEngine):
     dtype: str = "auto"
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
-        """Start a server, and write the file that its K follows, if any."""
+        """Start a server; for a schedule, write its file of K by load first."""
         if self.varying == "schedule":
             self._tiers.write_text(tiers({low: each for low, _, each in self.schedule}))
         return super().open(k, synthetic)
 
     def server(self, running: Running, k: int) -> "SglangServer":
-        """Take over a server that answers."""
+        """The client of a server that answers."""
         return SglangServer(running, k, self.rule, self.varying)
 
     @property
@@ -103,7 +104,7 @@ class Sglang(StartedEngine):
         return self.logs / "sglang_tiers.json"
 
     def environment(self, synthetic: Sequence[float] | None = None) -> Mapping[str, str]:
-        """What sets its acceptance: the mean of a round's tokens, the target's own included."""
+        """The variables of synthetic acceptance: the mean tokens per round, with the target's."""
         if synthetic is None:
             return {}
         return {
@@ -113,7 +114,7 @@ class Sglang(StartedEngine):
         }
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:  # noqa: ARG002
-        """The command line of sglang, without where it listens; acceptance is set by variables."""
+        """The flags of sglang without host and port; synthetic acceptance is set by variables."""
         flags: dict[str, object] = {
             "--model-path": self.target,
             "--dtype": self.dtype,
@@ -142,23 +143,23 @@ class Sglang(StartedEngine):
 
     @property
     def prefill_tokens(self) -> int:
-        """Of one prefill: as many as there can be, in steps that every page size divides.
+        """The tokens of one prefill: those of all slots, in steps that every page size divides.
 
-        Its own default grows with the card (8192 on an H100), and with it what it needs besides its
-        cache.
+        SGLang's default grows with the card (8192 on an H100), and with it the memory that it needs
+        besides its KV cache.
         """
         steps = math.ceil(self.slots * self.context_tokens / PREFILL_STEP)
         return min(steps * PREFILL_STEP, MOST_PREFILL_TOKENS)
 
     def spare_bytes(self, k: int) -> float:
-        """Activations and CUDA graphs, for requests as long and as many as there can be."""
+        """The bytes of activations and CUDA graphs at the largest load."""
         graphs = self.slots * BYTES_PER_REQUEST + (DRAFT_BYTES if k else 0)
         return METADATA_BYTES + self.prefill_tokens * BYTES_PER_PREFILL_TOKEN + graphs
 
     def memory_share(self, room: float, memory: CardMemory) -> float:
-        """A share of what is free before anything is loaded: room / free.
+        """The share of the free memory before anything is loaded: room / free.
 
-        SGLang's cache takes what is left after the weights, less `free * (1 - share)`
+        SGLang's KV cache takes the memory left after the weights, less `free * (1 - share)`
         (`_profile_available_bytes` of sglang/srt/mem_cache/kv_cache_configurator.py, in earlier
         releases of sglang/srt/model_executor/model_runner_kv_cache_mixin.py), so weights and cache
         together take `free * share`.
@@ -174,13 +175,13 @@ class SglangServer(HttpServer):
     def __init__(
         self, running: Running, k: int, rule: Rule = "greedy_draft", varying: Varying = ""
     ) -> None:
-        """Take over a server that drafts `k` tokens per round and accepts by `rule`.
+        """Attach to a server that drafts `k` tokens per round and accepts by `rule`.
 
         Where K varies, `k` is the largest.
         """
         super().__init__(f"SGLang at k={k}", k, running)
         facts = running.client.about(*ABOUT, SERVER)
-        # Of each data-parallel copy of the model, in releases that tell
+        # The state of each data-parallel copy of the model, in releases that report it
         states = facts.get("internal_states") or [{}]
         each = states[0].get("effective_max_running_requests_per_dp")
         self.facts = EngineFacts(
@@ -196,7 +197,7 @@ class SglangServer(HttpServer):
             raise UserError(f"{self.where}: it drafts {steps} tokens per round, not k={k}")
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
-        """Ask once for a completion; see `HttpServer`."""
+        """Send one request for a completion; see `HttpServer`."""
         answer = self.ask(INTERFACE.path, request_body(asked), deadline_s)
         tokens, _ = (
             field_of(answer.body, name, self.where, SERVER) for name in ("output_ids", "meta_info")
@@ -209,14 +210,14 @@ class SglangServer(HttpServer):
                 raise self.without_counters(
                     "in its answers, though it drafts", "release 0.5.11 or later has them"
                 )
-            # They are missing where nothing was drafted
+            # The counts are missing where nothing was drafted
             record = replace(record, rounds=0, drafted=0, accepted=0)
         self.check_drafts(record.drafted, len(tokens), "--speculative-algorithm")
         return self.completion(answer, record)
 
 
 def request_body(asked: Asked) -> dict[str, Any]:
-    """A request that is sampled as our loop does, and nothing besides."""
+    """The body of a request with the sampling parameters of the harness, and no others."""
     sampling = asked.sampling
     penalty = sampling.repetition_penalty
     settings = {
@@ -237,10 +238,10 @@ def request_body(asked: Asked) -> dict[str, Any]:
 
 
 def parse(answer: Mapping[str, Any]) -> ServedRecord:
-    """What an answer tells, of `/generate` or of its OpenAI-compatible paths.
+    """The record of an answer of `/generate` or of an OpenAI-compatible path.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError: it is not SGLang's.
+        LookupError, TypeError, ValueError, AttributeError: it is not an answer of SGLang.
     """
     (choice, *_) = answer.get("choices") or [{}]
     meta = answer.get("meta_info") or choice["meta_info"]
@@ -270,17 +271,17 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
         rounds=int(rounds),
         drafted=drafted,
         accepted=accepted,
-        # Of some releases it counts another thing
+        # In some releases the histogram counts something else
         accepted_lengths=tuple(lengths) if lengths and kept == accepted else None,
     )
 
 
-def _first(told: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((told[name] for name in names if told.get(name) is not None), None)
+def _first(meta: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((meta[name] for name in names if meta.get(name) is not None), None)
 
 
 def adapter(spec: EngineSpec) -> Adapter:
-    """How its servers are used."""
+    """The adapter of SGLang."""
     return Adapter(
         spec,
         attach=lambda config, _: partial(SglangServer, rule=rule_of(config)),

@@ -1,17 +1,17 @@
-"""Requests that a server answered elsewhere, from what it wrote of each of them.
+"""Stored answers of a server, as the records of a server run.
 
-An entry is a JSON object per request, recognised by what is in it:
+An entry is one JSON object per request, recognised by its fields:
 
 - vLLM's answer: `usage`, and `metrics` with its times (`--enable-per-request-metrics`) and counts
   (`--per-request-spec-decode-metrics summary` or `detailed`).
-- SGLang's answer: `meta_info`, of release 0.5.11 or later or with the names before it. It has no
-  time of decoding apart.
-- llama.cpp's answer: `timings`. Rounds are not among them; they follow from its counts.
-- counts of rounds alone, of any engine: `per_step_accepted`, with `k` (docs/scores.md).
+- SGLang's answer: `meta_info`, with the names of release 0.5.11 or of earlier ones. It has no
+  separate time of decoding.
+- llama.cpp's answer: `timings`. The number of rounds is not in it and follows from its counts.
+- counts of rounds of any engine: `per_step_accepted`, with `k` (docs/scores.md).
 
-An answer may stand inside an object of its own, `{"request": ..., "response": ...}`; its request
-then says the temperature and the prompt. From entries come the records of a server run, so that its
-analysis is theirs: one trial per request, of the tokens that rounds emitted.
+An answer may be inside an object `{"request": ..., "response": ...}`; its request then has the
+temperature and the prompt. Entries become the records of a server run, which are analysed as any
+other: one trial per request, of the tokens that rounds emitted.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ from harness.engines.protocol import ServedRecord
 from harness.records import ServingEngine, Trial, UserError
 from harness.serving.engines import spec_of
 
-# One prompt set for all of them: no record says of what kind its prompt is
+# One prompt set for all entries, since they have no category
 PROMPT_SET = "requests"
-# Of every engine whose answers are read here the prefill gives the first token
+# The prefill gives the first token, in every engine whose answers are read here
 FIRST_POSITION = 1
 PROMPT_FIELDS = ("prompt", "messages", "input_ids", "text")
-# What a record and its trial have in common
+# The fields of a record that its trial takes over
 OF_TRIAL = (
     *("rounds", "drafted", "accepted", "accepted_lengths", "prefill_s", "decode_s"),
     *("stop_reason", "tokens"),
@@ -54,10 +54,10 @@ class Imported:
 
 
 def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord:
-    """One request's record; `where`, file and place, is for errors.
+    """The record of one entry; `where` is its file and place, for errors.
 
     Raises:
-        UserError: none of the known kinds, or one that lacks what its kind has.
+        UserError: the entry is of no known kind, or lacks a field of its kind.
     """
     request, answer = entry.get("request"), entry.get("response", entry)
     if not isinstance(answer, Mapping):
@@ -72,7 +72,7 @@ def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord:
         elif isinstance(answer.get("usage"), Mapping):
             record = vllm.parse(answer)
         elif answer.get("per_step_accepted") is not None:
-            record = _rounds_alone(answer)
+            record = _record_of_counts(answer)
         else:
             raise UserError(
                 f"{where}: no record that is known here; give answers of vLLM, SGLang or llama.cpp,"
@@ -106,7 +106,7 @@ def _are_counts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_count, value))
 
 
-# What a field has to be, wherever it stands
+# The check of a field's value, and its description in an error, at any depth of an entry
 FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         (
@@ -131,7 +131,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_fields(fields: Mapping[str, Any], where: str) -> None:
-    """Refuse the first field, however deep, that is neither null nor what it has to be."""
+    """Refuse the first field, at any depth, whose value is neither null nor valid."""
     for name, value in fields.items():
         fits, wanted = FIELDS.get(name, (None, ""))
         if fits is not None and value is not None and not fits(value):
@@ -144,19 +144,19 @@ def _check_fields(fields: Mapping[str, Any], where: str) -> None:
 
 
 def _prompt_name(request: Mapping[str, Any], choice: Mapping[str, Any]) -> str | None:
-    """A short hash of the prompt, where the request or the answer holds it."""
-    held = (choice.get("prompt_token_ids"), *(request.get(name) for name in PROMPT_FIELDS))
-    prompt = next(filter(None, held), None)
+    """A short hash of the prompt, where the request or the answer has it."""
+    candidates = (choice.get("prompt_token_ids"), *(request.get(name) for name in PROMPT_FIELDS))
+    prompt = next(filter(None, candidates), None)
     if prompt is None:
         return None
     return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _rounds_alone(entry: Mapping[str, Any]) -> ServedRecord:
-    """A request of which only the tokens accepted in each round are known, in order."""
+def _record_of_counts(entry: Mapping[str, Any]) -> ServedRecord:
+    """The record of a request of which only the tokens accepted in each round are known."""
     counts = vllm.counts({"num_spec_tokens": entry.get("k"), **entry})
     if entry.get("k") is None and not entry.get("per_step_drafted"):
-        counts |= {"k": None, "drafted": None}  # no round need have accepted K
+        counts |= {"k": None, "drafted": None}  # K cannot be inferred: no round may have accepted K
     return ServedRecord(
         engine=str(entry.get("engine") or "vllm"),
         returned=FIRST_POSITION + counts["rounds"] + counts["accepted"],
@@ -175,19 +175,19 @@ def imported(
     ks: Sequence[int] | None,
     temperature: float | None,
 ) -> Imported:
-    """Make a run of the records of some files, each of one server.
+    """The records of a server run, from files with the records of one server each.
 
-    Requests of two files answer the same prompt where their records name it, else where they stand
-    at the same place.
+    Requests of two files have the same prompt if their records name the same one; records without a
+    name are paired by their place in the files.
 
     Args:
         files: the records by file.
-        ks: of each file's server, for those that do not say; None where all do.
-        temperature: of all requests, where they do not say.
+        ks: K of each file's server, where records do not have it; None where all have it.
+        temperature: of all requests, where records do not have it.
 
     Raises:
-        UserError: nothing to compare: files of two engines, or a K or temperature that is not
-            known, or is typed otherwise than the records have it.
+        UserError: the files are of several engines, or a K or temperature is not known or
+            contradicts the records.
     """
     if ks is not None and len(ks) != len(files):
         raise UserError(f"k: {len(ks)} entries for {len(files)} files of records; give one each")
@@ -242,7 +242,7 @@ def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
         if record.k is None and record.drafted and (rounds := _rounds_at_budget(record))
     ]
     if given is not None:
-        # The last drafts of a text may be shortened, so what is inferred is a lower bound
+        # The last drafts of a text may be shortened, so an inferred K is a lower bound
         least = [*inferred, *(len(r.accepted_lengths or (0,)) - 1 for r in records if r.k is None)]
         contradicted = (stated - {0, given}) | {k for k in least if k > given}
         if not given and any(record.drafted for record in records):
@@ -255,7 +255,7 @@ def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
             )
         return given
     stated |= {max(inferred)} if inferred else set()
-    # A request too short to be drafted for looks like a plain one
+    # A request that is too short for a draft looks like plain decoding
     drafting = stated - {0}
     if len(drafting) > 1 or (not stated and records):
         known = f"{sorted(drafting)}" if drafting else "none"
@@ -264,16 +264,16 @@ def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
 
 
 def _rounds_at_budget(record: ServedRecord) -> int | None:
-    """Rounds of a request that ended at its budget: each emits one token of the target's own."""
+    """The rounds of a request that ended at its budget: each emits one token of the target's."""
     if record.stop_reason != "budget" or record.accepted is None:
         return None
     return record.returned - FIRST_POSITION - record.accepted
 
 
 def _counted(record: ServedRecord, k: int) -> ServedRecord:
-    """A record with the rounds that its other counts leave no doubt of.
+    """A record with the number of rounds, where it follows from the other counts.
 
-    Of a text that ended early no draft is taken to be shortened.
+    In a text that ended early, no draft is assumed to be shortened.
     """
     if not k:
         return replace(record, rounds=None, drafted=None, accepted=None, accepted_lengths=None)

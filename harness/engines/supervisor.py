@@ -1,13 +1,13 @@
-"""Run a server that ends with the process that wants it: python -m harness.engines.supervisor CMD.
+"""Run a server that ends with the process that started it: `harness.engines.supervisor COMMAND`.
 
 Standard input is a pipe whose other end only the run holds. When the run ends, by whatever signal,
-the system closes that end; the read here returns, and the server's process group is stopped. That
-works on every system, and for servers that start processes of their own: what they leave behind is
-killed, and waited for. A process that ends slowly may hold a card's memory (vLLM's EngineCore is
-a child), which the next server would not find free.
+the system closes that end; the read here returns, and the server's process group is stopped. This
+works on every system, and for servers that start processes of their own: processes that remain are
+killed and waited for. Otherwise a process that ends slowly, such as vLLM's EngineCore, would still
+hold memory of the card when the next server starts.
 
-The first line of standard output is the server's process id. Its own output goes to standard
-error, which the run points at a log. The exit status is the server's.
+The first line of standard output is the server's process id. The server's output goes to standard
+error, which the run redirects to a log. The exit status is the server's.
 """
 
 import os
@@ -20,14 +20,14 @@ from contextlib import suppress
 
 import psutil
 
-# From the polite signal to the one that cannot be refused, and for what that one kills to be gone
+# Seconds from SIGTERM to SIGKILL, and from SIGKILL until the processes must be gone
 GRACE_S = 5.0
 LEFT_POLL_S = 0.02
 
 
 def main() -> None:
-    """Start the command line's server, wait for the end of the run or its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a run that is interrupted closes its servers
+    """Start the server of the command line, and wait until the run or the server ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted run closes its servers itself
     server = subprocess.Popen(
         sys.argv[1:], stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
     )
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def leave_with(server: "subprocess.Popen[bytes]") -> None:
-    """End as the server ends, after everything that it started."""
+    """Exit with the server's status when it has ended, and all its processes with it."""
     status = server.wait()
     give_up = time.monotonic() + GRACE_S
     while _runs(server.pid) and time.monotonic() < give_up:
@@ -53,11 +53,11 @@ def leave_with(server: "subprocess.Popen[bytes]") -> None:
 
 
 def stop(server: "subprocess.Popen[bytes]") -> None:
-    """Stop the server; what it started is stopped too, at last by `leave_with`."""
+    """Stop the server and its process group; `leave_with` kills processes that remain."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(server.pid, number)
-            os.killpg(server.pid, signal.SIGCONT)  # one that is paused ends when it goes on
+            os.killpg(server.pid, signal.SIGCONT)  # a paused process handles signals when resumed
             server.wait(GRACE_S)
         except ProcessLookupError:
             return

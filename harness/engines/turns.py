@@ -1,13 +1,14 @@
 """Requests to several servers of this machine in turns: one runs for a slice, others are paused.
 
-Two requests of seconds that follow each other are timed on two machines where other work comes and
-goes: the same request took 88 to 187 ms per token within an hour, and pairs of requests scattered
-by 10 to 24 %. In turns of half a second all of them meet the same moments. A server is paused with
-its process group (SIGSTOP), and what it was paused for is taken off the seconds that it tells.
+Where other work comes and goes on a machine, two requests that follow each other meet different
+conditions: the same request took 88 to 187 ms per token within an hour, and ratios of consecutive
+requests scattered by 10 to 24 %. In turns of half a second all requests meet the same conditions. A
+server is paused with its process group (SIGSTOP), and the pauses are subtracted from the seconds
+that it reports.
 
-Prompts are read one after the other and without a pause: the first token that arrives says that the
-prefill is over. From then on the request that has the fewest tokens goes on, so that all are at the
-same place of the text. Switching costs nothing that can be measured in slices of several tokens.
+Prefills run one after the other and without a pause; the first token that arrives ends a prefill.
+From then on the request with the fewest tokens runs next, so that all are at the same place of the
+text. With slices of several tokens the cost of switching is too small to measure.
 """
 
 import os
@@ -24,7 +25,7 @@ T = TypeVar("T")
 SLICE_S = 0.5
 # A server that ran so long without a token, or read a prompt for so long, may hang: others go first
 HANGS_S, PROMPT_HANGS_S = 60.0, 300.0
-# A request is long enough for turns if it takes some slices
+# Requests that take at least this long are sent in turns
 LEAST_S = 4 * SLICE_S
 
 
@@ -32,14 +33,14 @@ class Turn:
     """One request that takes turns with others.
 
     Attributes:
-        servers: that take turns, this one included.
-        tokens: that have arrived.
-        prefill_paused_s: seconds for which it was paused before its first token, as only a request
-            that had to be sent again is.
+        servers: number of servers that take turns, with this one.
+        tokens: number of tokens that have arrived.
+        prefill_paused_s: seconds for which it was paused before its first token; 0 unless the
+            request had to be sent again.
     """
 
     def __init__(self, group: int, servers: int) -> None:
-        """Of a server whose processes are the group `group`."""
+        """A turn of the server whose process group is `group`."""
         self.servers, self.tokens = servers, 0
         self._group = group
         self.prefill_paused_s = self._paused_s = 0.0
@@ -56,7 +57,7 @@ class Turn:
         self.tokens += tokens
 
     def answered(self) -> None:
-        """The answer is complete; later pauses of its server are not counted."""
+        """End the request's time: later pauses of its server are not counted."""
         self._ended = perf_counter()
         self._over.set()
         self._moved.set()
@@ -71,15 +72,15 @@ class Turn:
         return self.prefill_paused_s + self._paused_s
 
     def running_s(self, seconds: float) -> float:
-        """Seconds of decoding by the server's clock, less its pauses.
+        """The seconds of decoding by the server's clock, less its pauses.
 
-        That clock stops at the last token, so a pause between it and the end of the answer, which
-        makes the end late, is not taken off.
+        That clock stops at the last token, so a pause between it and the end of the answer is not
+        subtracted; such a pause makes the end late.
         """
         late_s = self._ended - self._began - seconds
         return seconds - self._paused_s + (late_s if late_s > SLICE_S / 4 else 0.0)
 
-    # ---- who gives the turns ---------------------------------------------------------------------
+    # ---- the scheduler's thread ------------------------------------------------------------------
 
     def read_prompt(self) -> None:
         """Wait for the first token, or a failure, and pause the server."""
@@ -144,7 +145,7 @@ def in_turns(asks: Sequence[tuple[Turn, Callable[[], T]]]) -> list[Future[T]]:
         finally:
             turn.end()
 
-    # A request that is given up may take minutes to fail: its thread must not be waited for
+    # An abandoned request may take minutes to fail: its thread must not keep the process alive
     threads = [
         threading.Thread(target=ask, args=(*each, future), daemon=True)
         for each, future in zip(asks, futures, strict=True)

@@ -1,24 +1,25 @@
 """vLLM's server: started here by `vllm serve`, or running elsewhere.
 
-Read in vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, and run (0.32, on a CPU):
+Facts from vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, also tried with a server
+(0.32, on a CPU):
 
 - `POST /v1/completions` takes token ids and, with `return_token_ids`, returns them. Every sampling
-  parameter is sent, because a server takes what is left out from the model's generation_config.
+  parameter is sent, because a server takes missing ones from the model's generation_config.
 - `--enable-per-request-metrics` puts a request's times into its answer: `time_to_first_token_ms`
   from when it was scheduled, `generation_time_ms` from the first token to the last.
   `--per-request-spec-decode-metrics detailed` (from 0.29) adds `speculative_decoding`, its rounds
-  (`num_spec_steps`), drafted and accepted tokens, in sum and of each round. Servers started here
-  have the first, and those that draft the second.
-- A server without them has the same as sums at `/metrics`. They are used where the tokens
-  generated meanwhile are exactly this request's, so that no other request ran.
-- The first token comes from the prefill. Every later step drafts and verifies K tokens, near the
-  budget too, where the text is cut.
-- A look-up's step may draft fewer tokens, or none, and the answer tells of no step without drafts.
-  So its rounds are the steps that `/metrics` counts meanwhile (`iteration_tokens_total`), less the
+  (`num_spec_steps`), drafted and accepted tokens, in sum and of each round. All servers started
+  here have the first flag, and those that draft the second.
+- A server without these flags has the same counts as sums at `/metrics`. They are used where the
+  tokens generated in between are exactly this request's, so that no other request ran.
+- The first token comes from the prefill. Every later step drafts and verifies K tokens, also near
+  the budget, where the text is cut.
+- A step of a look-up may draft fewer tokens, or none, and the answer does not have steps without
+  drafts. So its rounds are the steps that `/metrics` counts (`iteration_tokens_total`), less the
   prefill's.
-- `--dtype auto` serves a float32 checkpoint in 16 bits (vllm/config/model.py), so the dtype that is
-  replayed is given. A draft is served in its target's: vllm/config/speculative.py takes it from
-  there, and `--speculative-config` has none.
+- `--dtype auto` serves a float32 checkpoint in 16 bits (vllm/config/model.py), so the dtype of the
+  replayed model is given. A draft is served in the dtype of its target: vllm/config/speculative.py
+  takes it from there, and `--speculative-config` has none.
 """
 
 import json
@@ -61,22 +62,23 @@ from harness.serving.spec import EngineSpec
 from harness.serving.vllm import ADAPTIVE, BY_BATCH, COUNTING, SPEC, speculative_config
 
 SERVER = "vLLM's server"
-# How tokens are named with `return_tokens_as_token_ids`, which tells those of equal text apart
+# The prefix of token names with `return_tokens_as_token_ids`, which distinguishes tokens of equal
+# text
 TOKEN_ID = "token_id:"
 ABOUT = ("/version", "version")
-# Of a card: the CUDA context and what NCCL takes, before vLLM looks at what is free
+# The bytes of the CUDA context and of NCCL, which are taken before vLLM reads the free memory
 SPARE_BYTES = 0.7e9
-# The sums of `/metrics` that are read, each of a server's only model
+# The sums of `/metrics` that are read; a server has one model
 GENERATED = "vllm:generation_tokens_total"
 STEPS = "vllm:iteration_tokens_total_count"
-DRAFTS = "vllm:spec_decode_num_drafts_total"
+DRAFT_ROUNDS = "vllm:spec_decode_num_drafts_total"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 PREFILL_S = "vllm:request_prefill_time_seconds_sum"
 DECODE_S = "vllm:request_decode_time_seconds_sum"
 COUNTERS = CounterNames(
     tokens=GENERATED,
-    rounds=DRAFTS,
+    rounds=DRAFT_ROUNDS,
     shown_with="without --disable-log-stats",
     drafts_with="--speculative-config",
     requests="vllm:time_to_first_token_seconds_count",
@@ -85,7 +87,7 @@ COUNTERS = CounterNames(
     by_position="vllm:spec_decode_num_accepted_tokens_per_pos_total",
     at_end=False,
 )
-# A request's numbers may reach them after its answer has left
+# The counts of a request may appear at /metrics after its answer has been sent
 COUNTED_WITHIN_S, COUNTED_POLL_S = 1.0, 0.01
 
 
@@ -110,20 +112,20 @@ class Vllm(StartedEngine):
     dtype: str = "auto"
 
     def environment(self, synthetic: Sequence[float] | None = None) -> Mapping[str, str]:  # noqa: ARG002
-        """Its threads, and the address at which its processes talk to each other.
+        """The variables for its threads, the address between its processes, and the model runner.
 
-        Block verification is its V2 runner's. Where that lacks something, V1 would be used instead,
-        and ignore the rule.
+        Only the V2 runner has block verification. By default vLLM falls back to V1 where V2 lacks a
+        feature, and V1 would ignore the rule.
         """
         runner = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if self.rule == "block" else {}
         return {"VLLM_HOST_IP": LOOPBACK, **runner, **self._threads()}
 
     def server(self, running: Running, k: int) -> "VllmServer":
-        """Take over a server that answers."""
+        """The client of a server that answers."""
         return VllmServer(running, k, self.rule, self.kind, self.varying)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
-        """The command line of vllm, without where it listens."""
+        """The flags of vllm without host and port."""
         flags: dict[str, object] = {
             "--dtype": self.dtype,
             "--max-model-len": self.positions(k),
@@ -149,31 +151,31 @@ class Vllm(StartedEngine):
         return [
             *("serve", str(self.target)),
             *(str(part) for flag in flags.items() for part in flag),
-            # A prompt that was seen has a prefill too
+            # Without prefix caching, so that a repeated prompt has a prefill as well
             *("--enable-per-request-metrics", "--no-enable-prefix-caching"),
             *self.more_flags,
         ]
 
     def spare_bytes(self, k: int) -> float:  # noqa: ARG002
-        """What its process takes besides, whatever its K."""
+        """The bytes that its process takes besides weights and KV cache, at any K."""
         return SPARE_BYTES
 
     def memory_share(self, room: float, memory: CardMemory) -> float:
-        """A share of the whole card: room / total.
+        """The share of the whole card: room / total.
 
-        vLLM takes `total * share` for weights, activations, CUDA graphs and, with the rest, its
+        vLLM takes `total * share` for weights, activations, CUDA graphs and, with the rest, its KV
         cache. It refuses to start where less than that is free (`request_memory` in
-        vllm/v1/worker/utils.py): where other processes hold a part of the card, its default of 0.9
-        always is more.
+        vllm/v1/worker/utils.py), as it always is at the default of 0.9 where other processes hold a
+        part of the card.
         """
         return room / memory.total
 
     def _threads(self) -> dict[str, str]:
         if self.threads is None:
             return {}
-        # On a CPU it would bind its threads to cores that it chooses, each server to the same
+        # By default vLLM binds its threads to cores, and every server to the same ones
         threads = {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        # Its look-up has threads of its own; on a busy machine they wait for each other for seconds
+        # The look-up has its own threads, which on a busy machine wait for each other for seconds
         numba = {"NUMBA_NUM_THREADS": str(self.threads)} if looks_up(self.kind) else {}
         return threads | numba
 
@@ -191,10 +193,10 @@ class VllmServer(HttpServer):
         kind: DraftKind = "model",
         varying: Varying = "",
     ) -> None:
-        """Take over a server that drafts `k` tokens per round and accepts by `rule`.
+        """Attach to a server that drafts `k` tokens per round and accepts by `rule`.
 
-        Where K varies, `k` is the largest; its steps without drafts are in no answer, and so are
-        not counted.
+        Where K varies, `k` is the largest. Steps without drafts are in no answer, so they are not
+        counted then.
         """
         super().__init__(f"vLLM at k={k}", k, running)
         version = str(running.client.about(*ABOUT, SERVER)["version"])
@@ -202,14 +204,14 @@ class VllmServer(HttpServer):
         self.facts = EngineFacts(SPEC, version, rule, drafts_fewer=lookup or bool(varying))
         # A server may have adapters besides its model
         self.named, self._varying = {"model": only_model(running.client)}, varying
-        # Whether answers hold what the request took; asked of the first one
-        self._answers_tell = False
-        # Whether some of its rounds draft nothing, of which no answer tells
+        # Whether answers have times and counts, as the first answer shows
+        self._answers_complete = False
+        # Whether rounds are taken from /metrics, since answers do not have rounds without drafts
         self._steps_counted = lookup and k > 0
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
-        """Ask once for a completion; see `HttpServer`."""
-        before = None if self._answers_tell else self._sums(deadline_s)
+        """Send one request for a completion; see `HttpServer`."""
+        before = None if self._answers_complete else self._sums(deadline_s)
         body = {**request_body(asked), **self.named}
         answer = self.ask(INTERFACE.path, body, deadline_s, decode_cpu=asked.decode_cpu)
         (choice,) = field_of(answer.body, "choices", self.where, SERVER)
@@ -219,9 +221,9 @@ class VllmServer(HttpServer):
         if self.k and counted and record.k != self.k:
             raise UserError(f"{self.where}: it drafts {record.k} tokens per round, not k={self.k}")
         timed = record.decode_s is not None
-        self._answers_tell = timed and (self.k == 0 or counted) and not self._steps_counted
+        self._answers_complete = timed and (self.k == 0 or counted) and not self._steps_counted
         sums = None
-        if before is not None and not self._answers_tell:
+        if before is not None and not self._answers_complete:
             sums = self._sums_of_request(before, returned, deadline_s)
             record = record if sums is None else _with_sums(record, sums)
         if self.k and not counted and before is None:
@@ -242,7 +244,7 @@ class VllmServer(HttpServer):
         return replace(completion, rounds=rounds, steps=each)
 
     def _sums(self, deadline_s: float) -> dict[str, float] | None:
-        """What it counts over all requests, by name; None where it does not show them."""
+        """The server's counters over all requests, by name; None where it does not show them."""
         try:
             sums = Samples.of(str(self._client.get("/metrics", deadline_s))).sums
         except RefusedError:  # it has no such page
@@ -252,7 +254,7 @@ class VllmServer(HttpServer):
     def _sums_of_request(
         self, before: Mapping[str, float], tokens: int, deadline_s: float
     ) -> dict[str, float] | None:
-        """What was counted since; None where other requests were counted with it."""
+        """The counts since `before`; None where they include other requests."""
         give_up = monotonic() + COUNTED_WITHIN_S
         while True:
             now = self._sums(deadline_s)
@@ -267,7 +269,7 @@ class VllmServer(HttpServer):
 
 
 def request_body(asked: Asked) -> dict[str, Any]:
-    """A request, without the name of its model, that is sampled as our loop does."""
+    """The body of a request with the sampling parameters of the harness, without the model."""
     sampling = asked.sampling
     penalty = sampling.repetition_penalty
     return {
@@ -291,19 +293,20 @@ def request_body(asked: Asked) -> dict[str, Any]:
 
 
 def parse(answer: Mapping[str, Any]) -> ServedRecord:
-    """What an answer tells.
+    """The record of an answer.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError: it is not vLLM's, or contradicts itself.
+        LookupError, TypeError, ValueError, AttributeError: it is not an answer of vLLM, or its
+            counts contradict each other.
     """
     (choice, *_) = answer.get("choices") or [{}]
     metrics, usage = answer.get("metrics") or {}, answer.get("usage")
-    tokens, told = token_ids(choice.get("token_ids")), metrics.get("speculative_decoding")
-    counted = counts(told)
+    tokens, spec_metrics = token_ids(choice.get("token_ids")), metrics.get("speculative_decoding")
+    counted = counts(spec_metrics)
     return ServedRecord(
         engine="vllm",
         returned=len(tokens or ()) if usage is None else int(usage["completion_tokens"]),
-        steps=rounds_of(tokens, told) if tokens and told is not None else None,
+        steps=rounds_of(tokens, spec_metrics) if tokens and spec_metrics is not None else None,
         prefill_s=seconds(metrics.get("time_to_first_token_ms")),
         decode_s=seconds(metrics.get("generation_time_ms")),
         stop_reason=STOP_REASONS.get(str(choice.get("finish_reason"))),
@@ -317,7 +320,7 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
 
 
 def _by_id(listed: Mapping[str, float] | None) -> dict[int, float]:
-    """Log-probabilities of one position by token id, from names such as `token_id:42`."""
+    """The log-probabilities of one position by token id, from names such as `token_id:42`."""
     return {
         int(name.removeprefix(TOKEN_ID)): float(logprob)
         for name, logprob in (listed or {}).items()
@@ -325,48 +328,52 @@ def _by_id(listed: Mapping[str, float] | None) -> dict[int, float]:
     }
 
 
-def counts(told: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fields of a record from the counts that vLLM tells of a request.
+def counts(spec_metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of a record from vLLM's counts of a request.
 
-    They are `speculative_decoding` of an answer; None where it decodes plainly.
+    `spec_metrics` is `speculative_decoding` of an answer; None for plain decoding.
     """
-    if told is None:
+    if spec_metrics is None:
         return {"k": 0}
-    steps, drafted = told.get("per_step_accepted"), told.get("per_step_drafted")
-    histogram = told.get("acceptance_histogram") or Counter(steps or ())
+    steps, drafted = spec_metrics.get("per_step_accepted"), spec_metrics.get("per_step_drafted")
+    histogram = spec_metrics.get("acceptance_histogram") or Counter(steps or ())
     pairs = histogram.items() if isinstance(histogram, Mapping) else enumerate(histogram)
     by_length = {int(kept): int(rounds) for kept, rounds in pairs}
-    k = told.get("num_spec_tokens") or max(drafted or by_length or [0])
+    k = spec_metrics.get("num_spec_tokens") or max(drafted or by_length or [0])
     if max(by_length, default=0) > k:
         raise ValueError(f"{max(by_length)} tokens accepted in a round of K={k}")
     if steps is not None and drafted is not None and len(steps) != len(drafted):
         raise ValueError(f"per_step_drafted of {len(drafted)} rounds, accepted of {len(steps)}")
     if steps is not None:
         counted = {"num_spec_steps": len(steps), "num_accepted_draft_tokens": sum(steps)}
-        told = {"num_draft_tokens": sum(drafted or [k] * len(steps)), **counted, **told}
+        spec_metrics = {
+            "num_draft_tokens": sum(drafted or [k] * len(steps)),
+            **counted,
+            **spec_metrics,
+        }
     return {
         "k": int(k),
-        "rounds": int(told["num_spec_steps"]),
-        "drafted": int(told["num_draft_tokens"]),
-        "accepted": int(told["num_accepted_draft_tokens"]),
+        "rounds": int(spec_metrics["num_spec_steps"]),
+        "drafted": int(spec_metrics["num_draft_tokens"]),
+        "accepted": int(spec_metrics["num_accepted_draft_tokens"]),
         "accepted_lengths": tuple(by_length.get(kept, 0) for kept in range(int(k) + 1)),
     }
 
 
-def rounds_of(tokens: Sequence[int], told: Mapping[str, Any]) -> tuple[Round, ...] | None:
-    """Each round of a text, from what an answer tells of its steps.
+def rounds_of(tokens: Sequence[int], spec_metrics: Mapping[str, Any]) -> tuple[Round, ...] | None:
+    """The rounds of a text, from an answer's counts of each step.
 
-    A round emits its accepted tokens and one of the target's own; the last one less where an
-    accepted end of text, or the budget, cuts it.
+    A round emits its accepted tokens and one of the target's own; the last round emits fewer where
+    an accepted end of text, or the budget, cuts it.
 
     Args:
-        tokens: returned, the prefill's included.
-        told: `speculative_decoding` of the answer.
+        tokens: the returned tokens, including the prefill's.
+        spec_metrics: `speculative_decoding` of the answer.
 
     Returns:
-        The rounds, or None where the answer has their sums alone, or they do not give this text.
+        The rounds; None where the answer has only sums, or the counts do not fit the text.
     """
-    accepted, drafted = told.get("per_step_accepted"), told.get("per_step_drafted")
+    accepted, drafted = spec_metrics.get("per_step_accepted"), spec_metrics.get("per_step_drafted")
     if accepted is None or drafted is None:
         return None
     rounds: list[Round] = []
@@ -383,7 +390,7 @@ def rounds_of(tokens: Sequence[int], told: Mapping[str, Any]) -> tuple[Round, ..
 
 
 def drafts(client: HttpClient) -> bool:
-    """Whether the page of a server's sums has those of drafts; no where it has no page."""
+    """Whether a server has counters of drafts; False where it shows no counters."""
     try:
         return DRAFTED in Samples.of(str(client.stated("/metrics"))).sums
     except RefusedError:
@@ -391,9 +398,10 @@ def drafts(client: HttpClient) -> bool:
 
 
 def _with_sums(record: ServedRecord, sums: Mapping[str, float]) -> ServedRecord:
-    """A record with what its answer lacks from `/metrics`; zero rounds where it does not draft."""
+    """A record completed from `/metrics`; zero rounds where the server does not draft."""
     if record.rounds is None:
-        rounds, drafted, accepted = (int(sums.get(n, 0)) for n in (DRAFTS, DRAFTED, ACCEPTED))
+        names = (DRAFT_ROUNDS, DRAFTED, ACCEPTED)
+        rounds, drafted, accepted = (int(sums.get(name, 0)) for name in names)
         record = replace(record, rounds=rounds, drafted=drafted, accepted=accepted)
     if record.prefill_s is None or record.decode_s is None:
         record = replace(record, prefill_s=sums.get(PREFILL_S), decode_s=sums.get(DECODE_S))
@@ -401,9 +409,9 @@ def _with_sums(record: ServedRecord, sums: Mapping[str, float]) -> ServedRecord:
 
 
 def check_build(config: ServerConfig) -> None:
-    """Refuse what the build of vLLM on PATH cannot do, which it would say after minutes."""
+    """Refuse features that the build of vLLM on PATH lacks; vLLM would fail only after minutes."""
     program = Path(on_path(config.engine)).resolve()
-    # Its environment, by the metadata of the package: bin/vllm belongs to lib/python*/site-packages
+    # The package's metadata is in lib/python*/site-packages next to bin/vllm
     packages = program.parent.parent.glob("lib/python*/site-packages/vllm-*.dist-info")
     for_cpus = next((each.name for each in packages if "+cpu" in each.name), None)
     key, needs = "", "vLLM's V2 model runner"
@@ -422,7 +430,7 @@ def check_build(config: ServerConfig) -> None:
 
 
 def adapter(spec: EngineSpec) -> Adapter:
-    """How its servers are used."""
+    """The adapter of vLLM."""
     return Adapter(
         spec,
         attach=lambda config, _: partial(VllmServer, rule=rule_of(config), kind=kind_of(config)),

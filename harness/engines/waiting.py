@@ -1,7 +1,7 @@
-"""What this process waits for that is not its own work: servers' answers, and their start.
+"""The pending waits of this process for other work: the start of servers, and their answers.
 
-Whoever waits says so here, in any thread; `harness.commands.progress` shows it. Nothing is imported
-that takes time.
+Every thread that waits registers here; `harness.commands.progress` shows the list. The module
+imports nothing that takes time.
 """
 
 import time
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wait:
-    """Something that is waited for.
+    """A pending wait.
 
     Attributes:
-        what: with its address.
-        since: when that began, on the monotonic clock.
-        most_s: seconds after which it is given up.
+        what: the event that is waited for, with its address.
+        since: the begin of the wait on the monotonic clock.
+        most_s: seconds after which the wait is given up.
     """
 
     what: str
@@ -30,7 +30,7 @@ _waits: dict[object, Wait] = {}
 
 @contextmanager
 def waiting_for(what: str, most_s: float) -> Iterator[None]:
-    """Note that the block waits for something, for so many seconds at most."""
+    """Register a wait of at most `most_s` seconds for as long as the block runs."""
     key = object()
     _waits[key] = Wait(what, time.monotonic(), most_s)
     try:
@@ -40,6 +40,6 @@ def waiting_for(what: str, most_s: float) -> Iterator[None]:
 
 
 def waits(longer_than_s: float) -> list[Wait]:
-    """What is waited for since more than so many seconds, the oldest first."""
+    """The waits that have lasted longer than `longer_than_s` seconds, the oldest first."""
     before = time.monotonic() - longer_than_s
     return sorted((w for w in [*_waits.values()] if w.since < before), key=lambda w: w.since)

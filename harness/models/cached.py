@@ -1,14 +1,14 @@
-"""A transformers model as the loop sees it: `forward` appends to a cache, `rewind` forgets.
+"""A transformers model for the loop: `forward` appends to a cache, `rewind` removes tokens.
 
-How a cache is rewound depends on what it holds. Keys and values of attention can be cropped. A
+How a cache is rewound depends on its content. Keys and values of attention can be cropped. A
 recurrent state (Mamba2, gated delta rule) cannot: transformers' `crop` rewinds only the convolution
-there, raises nothing, and the text is wrong from then on. Such models are rewound by going back to
-a copy taken at the start of the round and feeding the kept tokens again. Some models (Mamba-1)
+there, raises nothing, and the text is wrong from then on. Such models are rewound by restoring a
+copy taken at the start of the round and feeding the accepted tokens again. Some models (Mamba-1)
 also start from an empty state at every forward of several tokens: they are fed one token at a time.
-A probe finds which of these a model needs (`harness.models.probe`).
+A probe determines which of these a model needs (`harness.models.probe`).
 
-`split_network` takes a network apart into backbone and output head. A final hidden state is some
-thousand numbers, a row of logits some hundred thousand: texts can be kept as hidden states and
+`split_network` splits a network into backbone and output head. A final hidden state has some
+thousand numbers, a row of logits some hundred thousand: texts can be stored as hidden states and
 turned into logits a few rows at a time.
 """
 
@@ -54,7 +54,7 @@ def cache_argument(network: PreTrainedModel) -> str | None:
 
 
 def makes_state(network: PreTrainedModel) -> bool:
-    """True where a network makes its cache itself, in a form of its own, and returns it."""
+    """True where a network makes its own kind of cache and returns it."""
     name = cache_argument(network)
     if name == "cache":  # xLSTM's is one of its own from 5.24 on, too
         return Cache not in get_args(inspect.signature(network.forward).parameters[name].annotation)
@@ -67,13 +67,13 @@ class CachedModel:
     Attributes:
         rewinding: how the cache is rewound.
         engine: the forward in use: transformers, lean or cuda_graphs.
-        engine_reason: why not a faster engine, or None.
-        recording_s: seconds spent so far on recording its work, compiling included.
-        text_batches: how texts share a batch in generation and in scoring, and why not otherwise;
-            filled by `harness.measurement` when it has tried.
+        engine_reason: why it is not a faster one; or None.
+        recording_s: seconds spent so far on recording its work, with compiling.
+        text_batches: how texts share a batch in generation and in scoring, or why they do not;
+            set by `harness.measurement` when it has tried.
         positions: whether position ids are passed to every forward.
         cache_argument: the name under which the network's forward takes its cache.
-        makes_state: whether the network makes its cache itself, in a form of its own.
+        makes_state: whether the network makes its own kind of cache.
         states: [n, layers * hidden] the states of the last fed tokens that `keep_states` asks for;
             None where none are kept.
 
@@ -116,16 +116,16 @@ class CachedModel:
         return int(self.network.config.get_text_config().num_hidden_layers)
 
     def keep_states(self, layers: Sequence[int]) -> None:
-        """Keep, from now on, what enters these layers (from 0) in `states`, side by side.
+        """Store, from now on, the inputs of these layers (from 0) in `states`, side by side.
 
-        That is the residual stream, before any norm: entry i of transformers' hidden_states. The
-        one after the last layer is what enters the output head, after the last norm.
+        They are the residual stream, before any norm: entry i of transformers' hidden_states. The
+        entry after the last layer is the input of the output head, after the last norm.
         """
         self._kept_layers, self.states = tuple(layers), None
 
     @contextmanager
     def keeping_no_states(self) -> Iterator[None]:
-        """Keep none while the block runs: plain decoding needs none, and must not pay for them."""
+        """Store no states while the block runs, as for plain decoding, which does not need them."""
         kept, self._kept_layers = self._kept_layers, ()
         try:
             yield
@@ -134,7 +134,7 @@ class CachedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the logits live: of a network on several devices, where its tokens are given."""
+        """The device of the logits; of a network on several devices, that of its input tokens."""
         return self.network.device
 
     @property
@@ -144,7 +144,7 @@ class CachedModel:
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Forget everything and fill the cache with `tokens` (which may be empty)."""
+        """Clear the cache and fill it with `tokens`, which may be empty."""
         self._clear()
         if tokens:
             self._run(torch.tensor(tokens), logits_to_keep=1)
@@ -161,16 +161,16 @@ class CachedModel:
         return self._run(tokens)
 
     def reserve(self, tokens: int) -> None:
-        """Prepare for a generation of so many tokens, the drafts of its last round included.
+        """Prepare for a generation of `tokens` tokens, with the drafts of its last round.
 
-        Caches of a fixed size are allocated here; this one grows by itself.
+        Subclasses allocate caches of a fixed size here; this cache grows by itself.
         """
 
     @torch.inference_mode()
     def fill(self, batch: int, context_tokens: int) -> None:
         """Make the cache one of `batch` sequences with `context_tokens` each, for timing.
 
-        What they hold is arbitrary: a step's time does not depend on the values.
+        The tokens are arbitrary, since a step's time does not depend on the values.
         """
         self._clear()
         chunk = max(1, FILL_POSITIONS // batch)
@@ -185,7 +185,7 @@ class CachedModel:
         return self._run_batch(tokens)
 
     def rewind(self, count: int) -> None:
-        """Forget the last `count` cached tokens."""
+        """Remove the last `count` cached tokens."""
         if count:
             self._cache.crop(-count)
             self._length -= count
@@ -226,20 +226,20 @@ class CachedModel:
 
 
 class SnapshotModel(CachedModel):
-    """A causal model whose cache holds recurrent states: rewound by restoring a copy.
+    """A causal model whose cache has recurrent states: rewound by restoring a copy.
 
     The copy is taken before the first forward after a rewind, so once per round for the target and
-    once per round for the draft; the tokens that stand are fed again.
+    once per round for the draft; the accepted tokens are fed again.
     """
 
     rewinding = "snapshot"
-    # The copy with its length, and what was fed since
+    # The copy with its length, and the tokens fed since
     _saved: Any = None
     _fed: Sequence[Tensor] = ()
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
-        """Append `tokens` [n], remembering what it takes to undo that."""
+        """Append `tokens` [n]; a copy of the cache is taken before, if there is none."""
         if self._saved is None:
             self._saved = (copy.deepcopy(self._cache), self._length)
         self._fed = (*self._fed, tokens)
@@ -247,7 +247,7 @@ class SnapshotModel(CachedModel):
 
     @torch.inference_mode()
     def rewind(self, count: int) -> None:
-        """Forget the last `count` tokens, which must lie after the previous rewind."""
+        """Remove the last `count` tokens, which must be newer than the previous rewind."""
         if count:
             fed = torch.cat([*self._fed])
             self._cache, self._length = self._saved
@@ -287,7 +287,7 @@ class SteppedModel(SnapshotModel):
 
 
 class SplitNetwork:
-    """A network as backbone and output head; `split_network` checks that they are the network."""
+    """A network as backbone and output head; `split_network` checks that both give its logits."""
 
     def __init__(self, model: CachedModel) -> None:
         self._backbone: Any = model.network.base_model
@@ -296,19 +296,19 @@ class SplitNetwork:
         self.device = model.device
 
     def hidden(self, **inputs: Any) -> Tensor:
-        """Final hidden states [rows, positions, hidden]."""
+        """The final hidden states [rows, positions, hidden]."""
         return self._backbone(**inputs).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., vocab] of hidden states from anywhere."""
+        """The logits [..., vocab] of hidden states on any device."""
         return self._head(hidden.to(self.device))[..., : self._vocab]
 
 
 @torch.inference_mode()
 def split_network(model: CachedModel, sample: Sequence[int]) -> SplitNetwork | None:
-    """Backbone and head of a network, or None where together they are not the network.
+    """The backbone and head of a network; None where together they do not give its logits.
 
-    Soft-capped or scaled logits (Gemma 2, Granite, Cohere) are such a case, and backbones that
+    This is so with soft-capped or scaled logits (Gemma 2, Granite, Cohere), and with backbones that
     cannot run alone or take other arguments. Both ways are computed once, on the last tokens of
     `sample`, and compared.
     """
@@ -317,7 +317,7 @@ def split_network(model: CachedModel, sample: Sequence[int]) -> SplitNetwork | N
     try:
         split = SplitNetwork(model)
         logits = split.logits(split.hidden(input_ids=ids, use_cache=False))
-    except Exception as problem:  # whatever a model's code raises when its backbone is used alone
+    except Exception as problem:  # a model's code may raise anything when its backbone runs alone
         if is_out_of_memory(problem):
             raise
         return None

@@ -1,9 +1,9 @@
-"""Refuse a folder that is not a complete causal language model, and name what it is.
+"""Refuse a folder that is not a complete causal language model, and name its kind.
 
-transformers fills what a checkpoint lacks with random values and continues, so an incomplete
-download, a reward model or an EAGLE head would be run and measured. Such folders are recognised by
-their configuration, before anything large is read, and by the names of the tensors that are missing
-or left over after loading. What transformers and the hub raise themselves becomes one line too.
+transformers fills missing weights with random values and continues, so an incomplete download, a
+reward model or an EAGLE head would be run and measured. Such folders are recognised by their
+configuration, before anything large is read, and by the names of the tensors that are missing or
+left over after loading. Errors of transformers and the hub become one line, too.
 """
 
 import json
@@ -33,7 +33,7 @@ HEAD_KEYS = (
     *("draft_vocab_size", "medusa_num_heads"),
 )
 HEAD_CLASS = re.compile(r"eagle|medusa|dflash|dspark|speculator", re.IGNORECASE)
-# Of a causal model that fills mask tokens (AMD-AGI/PARD, pard/pard_infer.py)
+# The key of a causal model that fills mask tokens (AMD-AGI/PARD, pard/pard_infer.py)
 PARD_KEY = "pard_token"
 HEAD_TENSORS = re.compile(r"^(model\.)?(fc\.|d2t$|t2d$|midlayer\.|medusa_head\.|hidden_norm\.)")
 SCORER_CLASS = re.compile(
@@ -64,7 +64,7 @@ GGUF = (
     "or hub id of the original (config.json and *.safetensors)"
 )
 
-# Patterns of the files that tokenizers are kept in
+# Patterns of the files of tokenizers
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.vocab", "*.tiktoken", "tekken.json")
 
 
@@ -218,9 +218,9 @@ def file_of(source: str, name: str, conf: ModelConf, **options: Any) -> Path | N
 
 @contextmanager
 def explained(conf: ModelConf) -> Iterator[None]:
-    """Turn what transformers and the hub raise into one line that says what to do.
+    """Turn errors of transformers and the hub into one line that says what to do.
 
-    Of a checkpoint with a wrong value anywhere they raise whatever their code happens to meet.
+    A wrong value in a checkpoint may raise any kind of error in their code.
     """
     try:
         yield
@@ -272,14 +272,14 @@ def _explanation(conf: ModelConf, error: Exception) -> str:
 def without_warm_up() -> Iterator[None]:
     """Load without the block of the model's size that transformers allocates ahead on a card.
 
-    It saves calls of cudaMalloc. But weights that are loaded into one block are parts of it, and
-    what is freed between them when projections are fused (`lean.weights`) can never be given back.
-    No setting switches it off: `_load_pretrained_model` of modeling_utils.py (transformers 5.0 to
+    The block saves calls of cudaMalloc. But weights that are loaded into one block are parts of it,
+    so the memory between them that fusing projections frees (`lean.weights`) cannot be returned. No
+    setting switches it off: `_load_pretrained_model` of modeling_utils.py (transformers 5.0 to
     5.23) calls it wherever there is a device_map.
     """
     name = "caching_allocator_warmup"
     before = getattr(modeling_utils, name, None)
-    if before is None:  # of a release to come
+    if before is None:  # a later release may lack the function
         yield
         return
     setattr(modeling_utils, name, lambda *_, **__: None)

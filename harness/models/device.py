@@ -1,4 +1,4 @@
-"""Devices: which one, why not, can it compute a dtype, and which CUDA kernels may run."""
+"""Devices: their choice, the NVIDIA driver, the dtypes that they compute, and CUDA's kernels."""
 
 import ctypes
 import sys
@@ -28,7 +28,7 @@ THROTTLE_BITS: dict[ThrottleReason, int] = {
 
 
 def release_memory() -> None:
-    """Give back to the system what freed weights took: of the card, and where glibc keeps it."""
+    """Return the memory of freed weights to the system: of the card, and of glibc's allocator."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if sys.platform == "linux":
@@ -37,7 +37,7 @@ def release_memory() -> None:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Turn `device=auto|cuda|cuda:1|mps|cpu` into a device that is there."""
+    """The device of `device=auto|cuda|cuda:1|mps|cpu`; raises UserError where it is not there."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -47,7 +47,7 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise UserError(f"device={name}: not a device; use auto, cuda, mps or cpu") from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of an old driver; the error below says more
+        warnings.simplefilter("ignore")  # of torch on an old driver; the error below is clearer
         present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present.get(device.type, True):
         reason = why_no_cuda() if device.type == "cuda" else None
@@ -92,12 +92,12 @@ def nvidia_driver() -> NvidiaDriver | None:
 
 
 def other_gpu_processes(device: torch.device) -> int | None:
-    """The number of other processes on a card now; None where the driver does not say."""
+    """The number of other processes on a card now; None where the driver does not report it."""
     with card_handle(device) as card:
         running = (
             None if card is None else _answer(pynvml.nvmlDeviceGetComputeRunningProcesses, card)
         )
-    # In a container process ids are not ours to compare; this process is one of them
+    # Process ids differ in a container, so one is subtracted for this process
     return None if running is None else max(0, len(running) - 1)
 
 
@@ -123,12 +123,12 @@ def card_handle(device: torch.device) -> Iterator[Any]:
 
 
 def card_state(card: Any) -> CardState:
-    """Clocks, power, temperature and what throttles a card now, by its handle.
+    """The present clocks, power, temperature and throttle reasons of a card, by its handle.
 
-    None for what a card, or its driver, does not report.
+    None for values that the card, or its driver, does not report.
     """
     reasons = _answer(pynvml.nvmlDeviceGetCurrentClocksEventReasons, card)
-    if reasons is None:  # older drivers have it by its older name alone
+    if reasons is None:  # older drivers have only its older name
         reasons = _answer(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, card)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
 
@@ -153,7 +153,7 @@ def card_state(card: Any) -> CardState:
 
 
 def _answer(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """NVML's answer; None where it has none."""
+    """The result of an NVML function; None where it has none."""
     try:
         return ask(*arguments)
     except (pynvml.NVMLError, AttributeError):
@@ -165,7 +165,7 @@ def _text(name: str | bytes) -> str:
 
 
 def why_no_cuda() -> str | None:
-    """Why torch finds no CUDA device on a machine that has a card; None if it has none."""
+    """The reason why torch finds no CUDA device on a machine with a card; None without a card."""
     driver = nvidia_driver()
     if driver is None or driver.card is None:
         return None
@@ -174,7 +174,7 @@ def why_no_cuda() -> str | None:
             f"there is a card ({driver.card}), but torch {torch.__version__} is built without "
             "CUDA; install a build of torch for CUDA"
         )
-    # A driver runs every CUDA of its major version
+    # A driver runs every CUDA release of its major version
     if int(torch.version.cuda.split(".")[0]) > driver.cuda[0]:
         return (
             f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, the NVIDIA driver "
@@ -188,7 +188,7 @@ def why_no_cuda() -> str | None:
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device, keys: ModelKeys) -> None:
-    """Refuse a dtype that the device cannot compute in, found by computing a little in it."""
+    """Refuse a dtype that the device cannot compute in, by a small computation in it."""
     reason = _lacks(dtype, device)
     if reason is None:
         return
@@ -199,7 +199,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device, keys: ModelKeys) -> No
 
 
 def _lacks(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why this device cannot compute in this dtype, or None if it can."""
+    """The reason why this device cannot compute in this dtype; None if it can."""
     try:
         x = torch.ones(1, 1, 4, 4, dtype=dtype, device=device)
         y = F.scaled_dot_product_attention(x, x, x) @ x
@@ -222,8 +222,8 @@ SPEED_ROWS, SPEED_WIDTH, SPEED_SAMPLES, AT_SPEED = 8, 1024, 7, 1.5
 def computes_at_speed(dtype: torch.dtype) -> bool:
     """True where this processor multiplies matrices of a dtype about as fast as float32 ones.
 
-    Measured once per process, in some milliseconds: what a processor's flags promise, its build of
-    torch need not use.
+    It is measured once per process, in some milliseconds, since torch's build may not use the
+    instructions that the processor has.
     """
     if dtype.itemsize >= torch.float32.itemsize:
         return True

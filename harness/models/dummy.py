@@ -1,20 +1,20 @@
 """Networks with random weights, for timing any model without downloading it.
 
 A step's time depends on the shapes of the weights and hardly on their values, so a network built
-from the sizes in `conf/model/*.yaml` is as slow as the released one. Its text means nothing:
+from the sizes in `conf/model/*.yaml` is as slow as the released one. Its text has no meaning:
 latencies are real, acceptances are not.
 
-Three things make a random network a fair stand-in:
+A random network has the latencies of a trained one for three reasons:
 
-- It has the released architecture in all that costs time: head size, rotary base and
+- It has the released architecture in everything that takes time: head size, rotary base and
   scaling, norms, whether the head is tied to the embedding, how many experts a token uses.
 - Its activations stay of the size of one through all layers. Every matrix has standard deviation
   fan_in^-1/2, those that write to the residual stream a further (2 layers)^-1/2 (Radford et al.,
   2019, "Language Models are Unsupervised Multitask Learners", section 2.3). A wider spread
   overflows 16 bits in deep networks, a narrower one leaves all logits equal.
-- Where the embedding is not tied it has size one, so that tokens stay apart and a mixture of
-  experts routes each its own way, as a trained one does. (A tied one must be small: else
-  every token's likeliest successor is itself.)
+- An embedding that is not tied has size one, so that tokens differ and a mixture of experts routes
+  each differently, as a trained one does. (A tied embedding must be small; otherwise every token's
+  likeliest successor is itself.)
 
 It is made on its device, in its dtype, from one seeded generator there: nothing passes through the
 CPU. (Making it on `meta` first would be simpler and wrong: `to_empty` leaves the rotary tables
@@ -38,7 +38,7 @@ from harness.records import BYTES_PER_TOKEN, UserError
 from harness.theory.architecture import Architecture, architecture_of
 
 SEED = 20_000
-# Released values, where the architecture leaves them out: rotary base, norm epsilon, positions.
+# Released values for entries that the architecture lacks: rotary base, norm epsilon, positions
 RELEASED: dict[str, tuple[float, float, int]] = {
     "qwen3": (1e6, 1e-6, 40_960),
     "qwen3_moe": (1e6, 1e-6, 40_960),
@@ -79,7 +79,7 @@ def build(
     progress, `expect` is called with the number of ticks to come, `tick` as weights are filled.
 
     Raises:
-        UserError: the architecture is not one.
+        UserError: the architecture is invalid.
         torch.OutOfMemoryError: it does not fit; `harness.models.memory` checks that beforehand.
     """
     config = config_of(architecture, key)
@@ -154,7 +154,7 @@ def _fill(
     expect: Callable[[int], None],
     tick: Callable[[], None],
 ) -> None:
-    """Random matrices, unit norms, no biases; every tensor once, tied ones too."""
+    """Fill matrices at random, norms with one and biases with zero; every tensor once."""
     config: Any = network.config
     filled, matrices = 0, [tensor for tensor in network.parameters() if tensor.ndim > 1]
     expect(sum(tensor.numel() for tensor in matrices) // PER_TICK)

@@ -1,6 +1,6 @@
 """Load a model and its tokenizer by hub id, local folder or `embedded:<name>`, or make a dummy.
 
-`check_tokenizers` says whether two of them make a target and a draft.
+`check_tokenizers` checks that two models can be target and draft.
 """
 
 import copy
@@ -52,7 +52,7 @@ from harness.models.tokenizer import has_thinking_mode, tokenizer_difference
 from harness.records import UserError
 from harness.theory.architecture import Architecture, architecture_of
 
-# What a checkpoint's generation_config may hold that changes which tokens a server emits
+# Entries of a checkpoint's generation_config that change which tokens a server emits
 GENERATION_SETTINGS = (
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_h"),
     *("epsilon_cutoff", "eta_cutoff", "repetition_penalty", "no_repeat_ngram_size"),
@@ -60,17 +60,17 @@ GENERATION_SETTINGS = (
     *("forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"),
     *("exponential_decay_length_penalty", "stop_strings", "guidance_scale", "watermarking_config"),
 )
-# Of each parameter, for `sampled_hash`
+# Numbers of each parameter for `sampled_hash`
 HASHED_NUMBERS = 256
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokenizer of a model, with what prompts need; its weights may be on a server alone.
+    """The tokenizer of a model, without its weights, which may be on a server.
 
     Attributes:
         eos: every id that ends a text.
-        context_tokens: positions the model was made for, or None if the config does not say.
+        context_tokens: positions that the model was made for; None if its config does not say.
     """
 
     keys: ModelKeys
@@ -93,7 +93,7 @@ class LoadedModel(Vocabulary):
         network: in eval mode, on its device.
         weights: pretrained, dummy (random) or embedded (small ones that ship with the package).
         shared: whether the weights are another loaded model's, so that they take no memory.
-        stored_dtype: the checkpoint's, where dtype=auto took another one.
+        stored_dtype: the dtype of the checkpoint, where dtype=auto chose another one.
     """
 
     network: PreTrainedModel
@@ -103,7 +103,7 @@ class LoadedModel(Vocabulary):
 
     @property
     def vocab_size(self) -> int:
-        """Width of its logits, padding included."""
+        """The width of its logits, with padding."""
         return int(output_weight(self.network).shape[0])
 
     @property
@@ -118,7 +118,7 @@ class LoadedModel(Vocabulary):
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """The devices of its weights, in the order of its layers; of offloaded ones "meta"."""
+        """The devices of its weights, in the order of its layers; "meta" for offloaded ones."""
         return tuple(dict.fromkeys(tensor.device for tensor in self.network.parameters()))
 
     def describe(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class LoadedModel(Vocabulary):
 
 
 def stored_parts(tensor: Tensor) -> list[Tensor]:
-    """The tensors that hold a parameter: itself, or the codes and scales of a quantized one."""
+    """The tensors of a parameter: itself, or the codes and scales of a quantized one."""
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
@@ -157,7 +157,7 @@ def stored_parts(tensor: Tensor) -> list[Tensor]:
 
 
 def sampled_hash(parameters: Sequence[Tensor]) -> str:
-    """Hash of some numbers of every parameter, which differs for other weights."""
+    """A hash of some numbers of every parameter, which differs for other weights."""
     digest = hashlib.sha256()
     for tensor in parameters:
         if not tensor.is_meta and tensor.numel():  # offloaded parts are not in memory
@@ -217,7 +217,7 @@ def load(
 def load_vocabulary(conf: ModelConf, *, fetch: bool = True) -> Vocabulary:
     """The tokenizer of a model without its weights.
 
-    Of a model of the hub its small files are fetched, or only those read that were before.
+    For a model of the hub its small files are fetched; without `fetch` only cached ones are read.
     """
     if conf.weights == "dummy":
         raise UserError(
@@ -235,14 +235,14 @@ def load_vocabulary(conf: ModelConf, *, fetch: bool = True) -> Vocabulary:
             generation = GenerationConfig.from_pretrained(
                 source, revision=conf.revision or "main", local_files_only=not fetch
             )
-        except OSError:  # a model need not have one
+        except OSError:  # a model may have none
             generation = GenerationConfig.from_model_config(config)
         eos = _eos(generation, tokenizer)
     return Vocabulary(conf.keys, conf.name, tokenizer, eos, context_tokens(config))
 
 
 class NotEligible(UserError):
-    """A draft that cannot be used with this target; the text says why."""
+    """A draft that cannot be used with this target, with the reason."""
 
 
 def check_tokenizers(target: Vocabulary, draft: Vocabulary) -> None:
@@ -251,7 +251,7 @@ def check_tokenizers(target: Vocabulary, draft: Vocabulary) -> None:
     Embeddings padded to different widths are fine: no tokenizer id lies in the padding.
 
     Raises:
-        NotEligible: the two differ, and where.
+        NotEligible: names the first difference.
     """
     difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
     if not difference and isinstance(draft, LoadedModel):
@@ -297,11 +297,11 @@ def memory_need(conf: ModelConf, device: torch.device) -> MemoryNeed | None:
 def _mapped(
     device_map: str, default: torch.device
 ) -> tuple[torch.device, tuple[torch.device, ...]]:
-    """Where a `device_map` puts a model: its first device, and all that transformers may choose."""
+    """The first device of a model with a `device_map`, and all that transformers may choose."""
     if device_map not in ("auto", "balanced", "balanced_low_0", "sequential"):
         try:
             return torch.device(device_map), ()
-        except RuntimeError:  # transformers says what is wrong with it
+        except RuntimeError:  # transformers reports the error when it loads
             return default, ()
     if not torch.cuda.is_available():
         return default, (default,)
@@ -379,7 +379,7 @@ def _hub(conf: ModelConf) -> dict[str, Any]:
 def _options(conf: ModelConf, device: torch.device) -> dict[str, Any]:
     options: dict[str, Any] = {
         "attn_implementation": _attention(conf),
-        # None takes safetensors where there are any, and pickled weights elsewhere
+        # None: safetensors where there are any, otherwise pickled weights
         "use_safetensors": None if conf.allow_pickle else True,
     }
     where = _device(conf, device)
@@ -404,9 +404,9 @@ def _dtype(conf: ModelConf) -> torch.dtype | None:
 
 
 def _resolved_dtype(conf: ModelConf, device: torch.device, config: Any) -> torch.dtype | None:
-    """The dtype that is asked for; of `auto` the checkpoint's, float32 where a CPU is slow in it.
+    """The configured dtype; for `auto` the checkpoint's, or float32 where a CPU is slow in it.
 
-    None where the checkpoint does not say its own: transformers then reads it off the weights.
+    None where the checkpoint does not name its dtype: transformers then takes that of the weights.
     """
     dtype = _dtype(conf) or getattr(config, "dtype", None)
     if conf.dtype != "auto" or dtype is None or _device(conf, device).type != "cpu":
@@ -415,10 +415,10 @@ def _resolved_dtype(conf: ModelConf, device: torch.device, config: Any) -> torch
 
 
 def _quantization(conf: ModelConf) -> TorchAoConfig:
-    """The weights of linear layers in int8, a scale a row, or int4, a scale for 32 of a row.
+    """The quantization of linear layers: int8 with a scale a row, or int4 with one for 32 weights.
 
-    Activations stay in the dtype, and both kinds take a byte a weight here: it is the acceptance
-    that is of a quantized model, and not the speed of an engine's kernels.
+    Activations stay in the dtype, and both kinds take a byte per weight here: the acceptance is
+    that of a quantized model, but the speed is not that of an engine's kernels.
     """
     _require(conf.keys.of("quantization", conf.quantization), "quantization", "torchao")
     torchao: Any = import_module("torchao.quantization")
@@ -453,15 +453,15 @@ def early_exit(conf: ModelConf, target: LoadedModel) -> LoadedModel:
     """A draft of the target's first layers, with its last norm and head, which shares its weights.
 
     No further weights are needed (Elhoushi et al. 2024, "LayerSkip", section 4.3, where the target
-    is trained for it; a target that is not accepts little). The draft keeps a cache of its own for
-    its layers, so the loop and replay treat it as any draft model: its distribution depends on the
-    text alone. An engine could share that cache with the target's, and save the draft's prefill.
+    is trained for it; other targets accept little). The draft has its own cache for its layers, so
+    the loop and replay treat it as any draft model: its distribution depends on the text alone. An
+    engine could share that cache with the target's, and save the draft's prefill.
 
-    Where `conf.layers` is None they are a quarter, and at least one.
+    Where `conf.layers` is None the draft has a quarter of the layers, and at least one.
 
     Raises:
-        UserError: not fewer layers than the target has, or a network that does not keep them in one
-            list, or not on one device.
+        UserError: `conf.layers` is not below the target's number, or the network does not have its
+            layers in one list, or not on one device.
     """
     check_on_one_device(conf, target)
     network: Any = target.network
@@ -489,7 +489,7 @@ def early_exit(conf: ModelConf, target: LoadedModel) -> LoadedModel:
 
 
 def check_on_one_device(conf: ModelConf, target: LoadedModel) -> None:
-    """Refuse to make a draft of modules whose forwards accelerate has tied to several devices."""
+    """Refuse to make a draft of modules that accelerate has placed on several devices."""
     if len(target.devices) > 1:
         raise UserError(
             f"{conf.shown}: it is made of {target.shown}'s own modules, which are spread over "
@@ -498,7 +498,7 @@ def check_on_one_device(conf: ModelConf, target: LoadedModel) -> None:
 
 
 def _with_modules(module: Any, changed: dict[str, Any]) -> Any:
-    """The same module with some of its children replaced; the parameters are shared."""
+    """A copy of a module with some of its children replaced; the parameters are shared."""
     twin = copy.copy(module)
     twin.__dict__["_modules"] = {**module._modules, **changed}
     return twin

@@ -1,7 +1,7 @@
 """A model's sizes, and whether it fits the device's memory: computed before anything is loaded.
 
-A model that does not fit would fail after minutes of loading, in the allocator's words. Where
-memory runs out all the same, `is_out_of_memory` recognises the error.
+A model that does not fit would fail after minutes of loading, with an error of the allocator. Where
+memory runs out nevertheless, `is_out_of_memory` recognises the error.
 """
 
 import math
@@ -17,7 +17,7 @@ from harness.records import UserError
 from harness.theory.architecture import COUNTED, Architecture
 from harness.theory.memory import MemoryFit, ModelBytes
 
-# Sizes that decide step time and memory: our names, and those of transformers' configs
+# Sizes that decide step time and memory: the harness's names, and those of transformers' configs
 NAMES: dict[str, str | tuple[str, ...]] = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -30,7 +30,7 @@ NAMES: dict[str, str | tuple[str, ...]] = {
     "experts_per_token": "num_experts_per_tok",
     "moe_ffn": "moe_intermediate_size",
 }
-# What a device_map fills of the only device with weights (`get_balanced_memory` in
+# The share that a device_map fills of the only device with weights (`get_balanced_memory` in
 # transformers/integrations/accelerate.py, except for sequential); of several cards it may fill all
 FILLED_BY_WEIGHTS = 0.9
 # How messages of a plain RuntimeError begin when memory ran out: those of the CPU allocator
@@ -67,7 +67,7 @@ def _size(config: Any, names: str | tuple[str, ...]) -> Any:
 
 
 def shape_of(config: Any) -> Architecture | None:
-    """The sizes of a family whose parameters the theory counts; None of any other."""
+    """The sizes of a model of a family whose parameters the theory counts; None for others."""
     if getattr(config, "model_type", None) not in COUNTED:
         return None
     sizes = {name: value for name, value in model_sizes(config).items() if value is not None}
@@ -85,9 +85,10 @@ class MemoryNeed:
     """The memory that a model takes.
 
     Attributes:
-        cards: that transformers places its layers on by a device_map, of which there may be one;
-            empty where it is on `device` as it was asked for.
-        largest_bytes: of it that no two cards can share: a layer, or the embedding.
+        cards: the cards on which a device_map may place its layers, one or more; empty where all of
+            it is on `device`.
+        largest_bytes: the largest part that cannot be split between cards: a layer, or the
+            embedding.
     """
 
     keys: ModelKeys
@@ -131,7 +132,7 @@ class MemoryNeed:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True where an error says that memory ran out, whichever allocator raised it."""
+    """True where an error is that of memory running out, from any allocator."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
@@ -141,15 +142,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 def check_fits(
     needs: Sequence[MemoryNeed], cached_tokens: int, *, batch: int = 1, loaded: bool = False
 ) -> None:
-    """Refuse what will not fit: weights, and a cache of `cached_tokens` for `batch` sequences.
+    """Refuse models that do not fit: weights, and KV caches of `cached_tokens` x `batch`.
 
-    Models on one device share its memory. One that is spread over several cards may take what is
-    free on all of them, next to the models on one. What a device_map would leave on no card is
-    refused too: it is copied to the card for each forward, so that the times are those of the
-    host's link. Where `loaded`, only the caches must fit.
+    Models on one device share its memory. A model that is spread over several cards may take the
+    free memory of all of them, next to the models on one. A model that a device_map would offload
+    in part is refused, too: offloaded weights are copied to the card for each forward, so that its
+    times would be those of the host's link. With `loaded`, only the caches must fit.
 
     Raises:
-        UserError: what is needed, and what is free where.
+        UserError: names the needed and the free memory.
     """
 
     def places(need: MemoryNeed) -> tuple[torch.device, ...]:
@@ -157,7 +158,7 @@ def check_fits(
         return need.cards or (torch.device("cuda", 0) if current else need.device,)
 
     for devices in dict.fromkeys(map(places, needs)):
-        # On several cards, those on one of them as well
+        # For a model on several cards, also those of models on one of these
         models = [need for need in needs if {*places(need)} <= {*devices}]
         known = [free for device in devices if (free := free_bytes(device)) is not None]
         if len(known) < len(devices):
@@ -205,10 +206,10 @@ def _way_out(models: Sequence[MemoryNeed], weights_alone: bool) -> str:
 
 
 def free_bytes(device: torch.device) -> float | None:
-    """Memory that can still be allocated on `device`; None where that is not known."""
+    """The memory that can still be allocated on `device`; None where it is not known."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What torch holds and does not use will be used before more is asked for
+        # torch uses its reserved memory before it allocates more
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()

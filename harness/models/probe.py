@@ -1,9 +1,9 @@
 """Compare a model's cached logits with uncached ones: a model that fails is refused before timing.
 
-transformers reports of some caches that they can be cropped when they cannot, some models ignore
-the argument that carries the cache, and some count positions from zero at every forward. All of
-these show as logits that differ from those of one forward over the same tokens with
-use_cache=False. Every way of running a model is compared with that, transformers' own included.
+transformers reports some caches as croppable that are not, some models ignore the argument for the
+cache, and some count positions from zero at every forward. In all these cases logits differ from
+those of one forward over the same tokens with use_cache=False. Every way of running a model is
+compared with that, also transformers' own.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,17 +34,17 @@ from harness.records import BrokenLogitsError, UserError, first_line
 
 Model = TypeVar("Model", bound=CachedModel)
 
-# Logits of two orders of the same sums, relative to the largest: rounding stays far below these,
-# a state that was not rewound is far above.
+# Allowed differences of logits, relative to the largest: rounding stays far below these, a state
+# that was not rewound is far above
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 COARSE_TOLERANCE = 6e-2
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 CONTEXT, VERIFIED, KEPT = 20, 6, 2
-# Of longer texts the beginning is compared; what changes with the length changes before that
+# Only the beginning of longer texts is compared; effects of the length show before that
 LONGEST_CHECKED, PIECE = 8192, 64
-# Texts cut off here must have the logits that they have within the longer text
+# A text cut off here must have the same logits as within the longer text
 BEGINNINGS = (7, 13, 20)
-# Logits beyond this are a model's way of masking tokens out, and no measure of the others
+# Larger logits mask tokens out, and are left out of the comparison
 MASKED = 1e30
 STEPS_REASON = (
     "transformers' forward of several tokens starts from an empty state, so a verify runs as "
@@ -59,11 +59,11 @@ def cached_model(
     backend: str = "eager",
     eager_because: str | None = None,
 ) -> CachedModel:
-    """Wrap `network` in the fastest forward that agrees with its own and can be rewound.
+    """The network with the fastest forward that agrees with its own and can be rewound.
 
-    `backend` is eager, cuda_graphs (which falls back to eager for a model that cannot; see its
-    `engine_reason`) or auto (cuda_graphs on CUDA, else eager). `eager_because` is why what the
-    model is for cannot be recorded, where it cannot. `name` is for errors.
+    `backend` is eager, cuda_graphs (which falls back to eager where graphs are not possible; see
+    `engine_reason`) or auto (cuda_graphs on CUDA, else eager). `eager_because` is the reason not to
+    use graphs, if any. `name` is for errors.
     """
     settle_kernels()  # here because every timed model is opened by this function
     with ExitStack() as stack:
@@ -75,7 +75,7 @@ def cached_model(
 def _probed(
     network: PreTrainedModel, vocab_size: int, name: str, backend: str, eager_because: str | None
 ) -> CachedModel:
-    """`cached_model`, with nothing changing the logits but rounding."""
+    """`cached_model` for a network whose logits change by rounding only."""
     reference = check_causal(network, vocab_size, name)
     no_graphs = None
     device = next(network.parameters()).device
@@ -114,17 +114,17 @@ def _probed(
 
 
 def allowed_error(network: PreTrainedModel) -> float:
-    """The allowed difference of two orders of the same sums, relative to the largest logit."""
+    """The allowed difference of logits of two forwards, relative to the largest logit."""
     return TOLERANCE.get(network.dtype, COARSE_TOLERANCE)
 
 
 def _agreeing(make: Callable[[], Model], reference: Tensor | None) -> tuple[Model | None, str]:
-    """A model whose cached logits agree with uncached ones, or what is wrong with it."""
+    """A model whose cached logits agree with uncached ones; else None and the reason."""
     try:
         model = make()
         error = cache_error(model, reference)
-    # A model's own code fails in too many ways to list, and so does a compiler: no C compiler, a
-    # Triton error, a timeout
+    # All errors: a model's own code may raise anything, and so may a compiler (no C compiler, a
+    # Triton error, a timeout)
     except Exception as problem:
         if is_out_of_memory(problem):
             raise
@@ -137,7 +137,7 @@ def _agreeing(make: Callable[[], Model], reference: Tensor | None) -> tuple[Mode
 def lean_model(
     network: PreTrainedModel, vocab_size: int, reference: Tensor | None = None
 ) -> tuple[LeanModel | None, str | None]:
-    """The lean forward for `network` if it can have one, or why not."""
+    """The lean forward for `network`; else None and the reason."""
     reason = unsupported(network)
     if reason is not None:
         return None, reason
@@ -148,7 +148,7 @@ def lean_model(
 def graphed_model(
     network: PreTrainedModel, vocab_size: int, reference: Tensor | None = None
 ) -> tuple[StaticModel | None, str | None]:
-    """The lean forward as CUDA graphs, or why not; of uncompiled kernels where compiling fails."""
+    """The lean forward as CUDA graphs, uncompiled if compiling fails; else None and the reason."""
     reason = unsupported(network)
     if reason is not None:
         return None, f"no CUDA graphs, {reason}"
@@ -164,7 +164,7 @@ def graphed_model(
 
 
 def wants_graphs(backend: str, device_type: str) -> bool:
-    """True where a model is to run as CUDA graphs, if it can."""
+    """True where a model is to run as CUDA graphs if possible."""
     return backend == "cuda_graphs" or (backend == "auto" and device_type == "cuda")
 
 
@@ -190,7 +190,7 @@ def cache_error(model: CachedModel, reference: Tensor | None = None) -> float:
 
 @torch.inference_mode()
 def uncached_logits(network: PreTrainedModel, tokens: list[int], vocab_size: int) -> Tensor:
-    """Logits [n, vocab] after each token, from one forward that has no cache."""
+    """The logits [n, vocab] after each token, from one forward without a cache."""
     output = network(input_ids=torch.tensor([tokens], device=network.device), use_cache=False)
     return output.logits[0, :, :vocab_size]
 
@@ -202,10 +202,9 @@ def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> Tensor
         The reference: logits [n, vocab] of `probe_tokens`.
 
     Raises:
-        BrokenLogitsError: its logits are NaN or infinite (some mask tokens out with -inf, which is
-            fine).
-        UserError: its forward fails on token ids alone, or its logits at a position change with
-            what follows.
+        BrokenLogitsError: its logits are NaN or infinite (-inf alone is allowed: it masks tokens).
+        UserError: its forward fails on token ids alone, or its logits at a position depend on later
+            tokens.
     """
     tokens = probe_tokens(network, vocab_size)
     kind = type(network).__name__
@@ -216,8 +215,8 @@ def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> Tensor
     if len(broken):
         raise BrokenLogitsError(name, int(broken[0]), "the probe's text")
     error = difference(torch.cat(parts), torch.cat([reference[:end] for end in BEGINNINGS]))
-    # In 16 bits the rounding of a deep mixture of experts comes near the tolerance, and there is no
-    # other way to try; a model that attends to later tokens is far above four times the tolerance
+    # In 16 bits the rounding of a deep mixture of experts comes near the tolerance, so four times
+    # the tolerance is allowed; a model that attends to later tokens is far above that
     allowed = allowed_error(network) * (1 if network.dtype in TOLERANCE else 4)
     if not error <= allowed:
         raise UserError(
@@ -229,7 +228,7 @@ def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> Tensor
 
 @contextmanager
 def _runs_on_ids(network: PreTrainedModel, name: str) -> Iterator[None]:
-    """Turn whatever a model's own code raises in a forward of token ids into one line."""
+    """Turn every error of a model's own code in a forward of token ids into one line."""
     try:
         yield
     except Exception as problem:
@@ -245,10 +244,9 @@ def _runs_on_ids(network: PreTrainedModel, name: str) -> Iterator[None]:
 def check_length(model: CachedModel, tokens: int, name: str) -> None:
     """Refuse a model whose cached logits differ from uncached ones in a text of `tokens` tokens.
 
-    A rotary embedding that changes with the length (Phi-3's longrope beyond
-    original_max_position_embeddings) does that: keys that are cached already keep their old
-    angles. The lean forward takes no such model, so it is not compared. The cache is empty
-    afterwards.
+    This is so with a rotary embedding that changes with the length (Phi-3's longrope beyond
+    original_max_position_embeddings): cached keys keep their old angles. The lean forward does not
+    support such models, so it is not compared. The cache is empty afterwards.
     """
     network, count = model.network, min(tokens, LONGEST_CHECKED)
     if model.engine != "transformers" or count <= CONTEXT:
@@ -341,10 +339,10 @@ def rewind_error(model: CachedModel, reference: Tensor | None = None) -> float:
 
 
 def _candidates(network: PreTrainedModel) -> list[tuple[type[CachedModel], bool]]:
-    """Ways of running it, with and without position_ids, the cheapest first.
+    """The classes that may run a network, each with and without position_ids, cheapest first.
 
-    Cropping is left out where the config names a layer kind that is known not to crop, and where
-    the model makes its state itself.
+    Cropping is left out where the config names a kind of layer that cannot be cropped, and where
+    the model makes its own kind of cache.
     """
     kinds: list[type[CachedModel]] = [SnapshotModel, SteppedModel]
     layers = getattr(network.config.get_text_config(), "layer_types", None)

@@ -1,10 +1,10 @@
-"""Routers of a mixture of experts in 16 bits: what their near ties do to logits.
+"""The effect of near ties of routers on logits, in a mixture of experts in 16 bits.
 
-A router takes the experts of the highest scores. Where two scores nearly tie, rounding, which
-differs with the number of positions in a forward, decides which expert a token gets, and the
-logits change by more than rounding does in a dense network. That is no fault of a cache, but it
-hides one. So `pinned` takes the ties away, to compare forwards; and `tie_spread` measures what
-they do to the logits after a text.
+A router takes the experts of the highest scores. Where two scores nearly tie, rounding decides
+which expert a token gets, and rounding differs with the number of positions in a forward. The
+logits then change by more than by rounding in a dense network. That is no fault of a cache, but it
+hides one. So `pinned` removes the ties, to compare forwards, and `tie_spread` measures their effect
+on the logits after a text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,15 +17,15 @@ from transformers import PreTrainedModel
 
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
-# Of a router's input, by how much a forward rounds it: 24 layers in bfloat16 come to 3 eps
+# The rounding of a router's input by a forward: 24 layers in bfloat16 come to 3 eps
 NOISE_ULPS, DRAWS = 4.0, 8
-# Scores of the experts that a pinned router takes, next to 0 of the others
+# The score of the experts that a pinned router takes; that of the others is 0
 PINNED_SCORE, RIDGE = 6.0, 1e-2
 
 
 def routers(network: PreTrainedModel) -> list[nn.Module]:
-    """The routers of a mixture whose dtype has 16 bits, in the order of the layers; else none."""
-    experts = _experts(network)
+    """The routers of a mixture in 16 bits, in the order of the layers; empty for others."""
+    experts = _expert_count(network)
     if experts is None:
         return []
 
@@ -42,12 +42,12 @@ def routers(network: PreTrainedModel) -> list[nn.Module]:
 
 @contextmanager
 def pinned(network: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
-    """Let routers choose among two groups of experts by a wide margin while the block runs.
+    """Make routers choose between two groups of experts by a wide margin while the block runs.
 
-    For texts of these tokens: which group a token gets follows from its id, so that rounding
-    changes no expert, and a cache that holds other states still changes the logits. Weights of
-    routers are overwritten in place, which every way of running the network sees, and restored. A
-    network without routers in 16 bits is left as it is.
+    In texts of these tokens a token's id decides its group, so that rounding changes no expert,
+    while a faulty cache still changes the logits. The weights of routers are overwritten in place,
+    so that every way of running the network uses them, and restored. A network without routers in
+    16 bits is not changed.
     """
     network_routers = routers(network)
     if not network_routers:
@@ -89,15 +89,15 @@ def pinned(network: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
 
 @torch.no_grad()
 def tie_spread(network: PreTrainedModel, tokens: Sequence[int], vocab_size: int) -> float | None:
-    """The spread of the logits after a text where routers' inputs are rounded at random.
+    """The spread of the logits after a text when routers' inputs are rounded at random.
 
-    The largest difference, in the logits' units, over `DRAWS` uncached forwards and one that is
-    not disturbed; 0 for a network that is no mixture in 16 bits, None for one whose routers are
-    not where they are looked for.
+    It is the largest difference, in the logits' units, over `DRAWS` uncached forwards and an
+    undisturbed one; 0 for a network that is no mixture in 16 bits, None for one whose routers are
+    not found.
     """
     network_routers = routers(network)
     if not network_routers:
-        return 0.0 if _experts(network) is None else None
+        return 0.0 if _expert_count(network) is None else None
     generators: dict[torch.device, torch.Generator] = {}
     relative = NOISE_ULPS * torch.finfo(network.dtype).eps
 
@@ -122,8 +122,8 @@ def tie_spread(network: PreTrainedModel, tokens: Sequence[int], vocab_size: int)
     return float((finite.amax(0) - finite.amin(0)).max())
 
 
-def _experts(network: PreTrainedModel) -> int | None:
-    """The number of experts of a mixture in 16 bits; None of other networks."""
+def _expert_count(network: PreTrainedModel) -> int | None:
+    """The number of experts of a mixture in 16 bits; None for other networks."""
     experts = _first(network.config.get_text_config(), EXPERTS)
     return None if experts is None or torch.finfo(network.dtype).bits > 16 else experts
 

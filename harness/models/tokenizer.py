@@ -1,6 +1,6 @@
-"""Tokenizers: from a conversation to token ids, stop strings, and whether two models share one.
+"""Tokenizers: token ids of conversations, stop strings, and the comparison of two tokenizers.
 
-A prompt goes through the model's chat template where it has one. Without (a base model, or
+A prompt is formatted by the model's chat template where it has one. Without one (a base model, or
 prompts.chat_template=never) the texts of a conversation are joined with a blank line between them:
 turn, answer, turn.
 """
@@ -17,7 +17,7 @@ from harness.config import PromptsConf
 from harness.records import Prompt, UserError, in_one_line
 
 SEPARATOR = "\n\n"
-# Two tokenizers must encode these alike
+# Texts that two tokenizers must encode to the same ids
 COMPARED_TEXTS = (
     "The quick brown fox jumps over 13 lazy dogs.",
     "def add(a, b):\n\treturn a + b  # 3.14159",
@@ -27,7 +27,7 @@ COMPARED_TEXTS = (
 
 
 def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]:
-    """Token ids of a prompt up to its last turn, in the form that the model expects."""
+    """The token ids of a prompt up to its last turn, in the form that the model expects."""
     where = f"prompt {prompt.prompt_set}/{prompt.id}"
     has_template = bool(getattr(tokenizer, "chat_template", None))
     if conf.chat_template == "always" and not has_template:
@@ -54,7 +54,7 @@ def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]
 
 
 def has_thinking_mode(tokenizer: Any) -> bool:
-    """True where the chat template makes another prompt in thinking mode."""
+    """True where the chat template has another prompt in thinking mode."""
     if not getattr(tokenizer, "chat_template", None):
         return False
     plain = Prompt("", "a first prompt", ("Hello.",))
@@ -113,10 +113,10 @@ def _through_template(tokenizer: Any, prompt: Prompt) -> Any:
 
 
 class StopStrings:
-    """Ends a text with the token that completes one of some strings (a `StopRule`).
+    """A `StopRule` that ends a text with the token that completes one of some strings.
 
-    Only the last tokens are decoded again: enough for the longest string, and for a character whose
-    bytes begin in an earlier token. The prompt is not searched.
+    Only the last tokens are decoded: enough for the longest string, and for a character whose bytes
+    begin in an earlier token. The prompt is not searched.
     """
 
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
@@ -127,7 +127,7 @@ class StopStrings:
         self._reach = max(len(string.encode()) for string in strings) + 4
 
     def __call__(self, text: Sequence[int], tokens: Sequence[int]) -> int | None:
-        """The number of `tokens` after `text` that are kept; None where the text goes on."""
+        """The number of `tokens` after `text` up to a stop string; None without one."""
         before = list(text[-self._reach :]) if text else []
         if not self._contains([*before, *tokens]):
             return None
@@ -140,15 +140,15 @@ class StopStrings:
 
 
 def stop_rule(tokenizer: Any, strings: Sequence[str] | None) -> StopStrings | None:
-    """The rule for these strings; None where there are none."""
+    """The stop rule for these strings; None without any."""
     return StopStrings(tokenizer, strings) if strings else None
 
 
 def tokenizer_difference(target: Any, draft: Any) -> str | None:
     """The first difference between a target's and a draft's tokenizer; None where they agree.
 
-    Widths of embeddings prove nothing: models of one family pad them differently, and unrelated
-    models can have equal ones. Both tokenizers must map the same strings to the same ids.
+    Widths of embeddings are not compared: models of one family pad them differently, and unrelated
+    models can have the same. Both tokenizers must map the same strings to the same ids.
     """
     target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
     if target_ids != draft_ids:
@@ -158,8 +158,8 @@ def tokenizer_difference(target: Any, draft: Any) -> str | None:
             f"{draft_ids.get(text, 'absent')} in the draft's; {len(target_ids)} and "
             f"{len(draft_ids)} tokens"
         )
-    # A begin-of-text id counts where it is put before a text; a file and its checkpoint may name
-    # different ones, or none, where neither adds it
+    # Begin-of-text ids are compared only where they are put before a text; a file and its
+    # checkpoint may name different ones, or none, where neither adds it
     if target.eos_token_id != draft.eos_token_id:
         return f"eos_token_id is {target.eos_token_id} and {draft.eos_token_id}"
     for text in COMPARED_TEXTS:

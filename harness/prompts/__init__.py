@@ -1,11 +1,11 @@
-"""Prompt sets: what the models are asked to write.
+"""Prompt sets: the prompts that the models answer.
 
 Two sets ship with the package, `easy` and `hard`; the user's own come from files (prompts.files) or
 from a data set of the hub (prompts.hub), in the formats of docs/prompts.md, or are a sample of a
-log of requests (prompts.log, `harness.prompts.log`). An entry becomes a
-`Prompt`: the user's turns, the answers between them where they are given, and a system message
-where there is one. Its prompt set is its category, or the file's stem where it has none; one that
-is named as a shipped set that is used too is kept apart from it by the file's name.
+log of requests (prompts.log, `harness.prompts.log`). An entry becomes a `Prompt`: the user's turns,
+the answers between them where they are given, and a system message where there is one. Its prompt
+set is its category, or the file's stem where it has none. A category with the name of a shipped set
+that is used, too, gets the file's name before its own.
 
 Here a prompt is text; chat templates and tokenizers are in `harness.models.tokenizer`.
 """
@@ -27,12 +27,12 @@ from harness.records import BYTES_PER_TOKEN, Prompt, UserError, grouped
 
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "prompt_sets"
 THINKING = "+thinking"
-# Requests that are drawn of a log
+# The size and the seed of a log's sample
 SAMPLE, SAMPLE_SEED = 200, 0
 
 
 def load(config: PromptsConf) -> tuple[Prompt, ...]:
-    """The prompts that a configuration asks for, set by set, each set evenly subsampled.
+    """The prompts of a configuration, set by set, each set evenly subsampled.
 
     Raises:
         UserError: an unknown set, a source that cannot be read, or an entry that is not a prompt.
@@ -42,7 +42,7 @@ def load(config: PromptsConf) -> tuple[Prompt, ...]:
 
 
 def available(config: PromptsConf) -> dict[str, int]:
-    """The number of prompts of each set, those that `load` leaves out included."""
+    """The number of prompts of each set, before subsampling."""
     sample = log_sample(config)
     if sample is not None:
         return dict(sample.sizes)
@@ -50,7 +50,7 @@ def available(config: PromptsConf) -> dict[str, int]:
 
 
 def log_sample(config: PromptsConf) -> LogSample | None:
-    """The sample of prompts.log; None where there is none. It is read once, as prompts are."""
+    """The sample of prompts.log; None without a log. It is read once and then cached."""
     if config.log is None:
         return None
     file = Path(config.log)
@@ -59,13 +59,13 @@ def log_sample(config: PromptsConf) -> LogSample | None:
 
 @lru_cache(maxsize=1)
 def _sample(file: Path, size: int, _: tuple[int, int] | None) -> LogSample:
-    """The last argument is the file's version: another one is read anew."""
+    """The sample of a log, cached by its arguments; the last one is the file's version."""
     return RequestLog(file).sample(size, SAMPLE_SEED)
 
 
 @dataclass(frozen=True)
 class _Set:
-    """A prompt set, and how many prompts of it are used at most; None: all."""
+    """A prompt set, and the number of prompts to use at most; None: all."""
 
     prompts: Sequence[Prompt]
     limit: int | None
@@ -76,11 +76,7 @@ class _Set:
 
 
 def _sets(config: PromptsConf) -> dict[str, _Set]:
-    """The prompt sets by name.
-
-    They are read once: asked again with the same configuration, and the files as they were, it
-    returns the same.
-    """
+    """The prompt sets by name, cached for the same configuration and unchanged files."""
     labels = file_labels(config)
     files = [*config.files, *filter(None, [config.log])]
     read = (repr(config), *(_version(Path(file)) for file in files))
@@ -107,12 +103,12 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
     of_files, ids = set[str](), set[tuple[str, str]]()
     for file, label in zip(config.files, labels, strict=True):
         read = read_file(Path(file), label=label, skip_unusable=bool(config.skip_unusable))
-        apart = _named_apart(_apart(read, label, config), label, ids)
-        ids |= {(prompt.prompt_set, prompt.id) for prompt in apart}
-        of_files |= {prompt.prompt_set for prompt in apart}
-        prompts += apart
+        read = _with_unique_ids(_with_unique_sets(read, label, config), label, ids)
+        ids |= {(prompt.prompt_set, prompt.id) for prompt in read}
+        of_files |= {prompt.prompt_set for prompt in read}
+        prompts += read
     if config.hub:
-        prompts += _apart(read_hub(config), hub_label(config.hub), config)
+        prompts += _with_unique_sets(read_hub(config), hub_label(config.hub), config)
     sample = log_sample(config)
     if sample is not None:
         prompts += sample.prompts
@@ -134,16 +130,16 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
 
 
 def available_sets() -> tuple[str, ...]:
-    """Names of the prompt sets that ship with the package."""
+    """The names of the prompt sets that ship with the package."""
     return tuple(sorted(path.stem for path in SHIPPED_DIR.glob("*.jsonl")))
 
 
 def spread(prompts: Sequence[Prompt], limit: int | None) -> tuple[Prompt, ...]:
     """At most `limit` prompts, evenly spread over the set and always the same ones.
 
-    The first n alone would leave out whole categories of a file that is sorted by them: so every
-    category gives its first prompt before any gives its second, in the file's order throughout.
-    Within a category the first comes first, then the middle, then the quarters, ...
+    Taking the first n would leave out whole categories of a file that is sorted by them. So every
+    category contributes its first prompt before any contributes its second. Within a category the
+    order is the first prompt, the middle, the quarters, and so on. The result is in file order.
     """
     if limit is None or limit >= len(prompts):
         return tuple(prompts)
@@ -157,11 +153,11 @@ def spread(prompts: Sequence[Prompt], limit: int | None) -> tuple[Prompt, ...]:
 
 
 def prompt_set_hash(prompts: Iterable[Prompt]) -> str:
-    """SHA-256 over every field of every prompt, in order: equal only for the same workload."""
+    """The SHA-256 over every field of every prompt, in order: equal only for the same workload."""
     digest = hashlib.sha256()
     for prompt in prompts:
         fields: list[Any] = [prompt.prompt_set, prompt.id, prompt.turns, prompt.category]
-        # Added where there are any, so that prompts without them keep the hash they always had
+        # Added only where there are any, so that other prompts keep the hash of earlier versions
         if prompt.answers or prompt.system is not None:
             fields += [prompt.answers, prompt.system]
         if prompt.first_turn > 1:
@@ -173,16 +169,16 @@ def prompt_set_hash(prompts: Iterable[Prompt]) -> str:
 
 
 def missing_answers(prompt: Prompt) -> list[int]:
-    """The turns, from 1, whose answer a later turn needs and the prompt does not give."""
+    """The turns, from 1, whose answers later turns need and the prompt does not have."""
     given = dict(enumerate(prompt.answers, start=1))
     return [turn for turn in range(1, len(prompt.turns)) if given.get(turn) is None]
 
 
 def estimated_tokens(prompts: Sequence[Prompt], config: PairConfig | AuditionConfig) -> list[int]:
-    """About how many tokens each turn of each conversation is generated from.
+    """The estimated prompt tokens of each turn of each conversation.
 
-    Text is counted in bytes, because this is asked before any tokenizer is loaded; answers that
-    the target has yet to give count with their whole budget.
+    Text is counted in bytes, because no tokenizer is loaded yet; answers that the target has yet to
+    generate count with their whole budget.
     """
     lengths: list[int] = []
     for prompt in prompts:
@@ -196,10 +192,10 @@ def estimated_tokens(prompts: Sequence[Prompt], config: PairConfig | AuditionCon
 
 
 def file_labels(config: PromptsConf) -> list[str]:
-    """A name for each of prompts.files that no other has, and no shipped set or hub data set.
+    """A unique name for each of prompts.files, different from shipped sets and the hub data set.
 
-    It is the file's stem, with its suffix where one folder holds two such stems, after as many
-    parent folders as the names need to differ.
+    It is the file's stem, with the suffix where one folder has two such stems, after as many parent
+    folders as the names need to differ.
     """
     for file in config.files:
         if not file.isprintable() or not encodes(file):
@@ -233,8 +229,8 @@ def _shipped(name: str) -> tuple[Prompt, ...]:
     return read_file(SHIPPED_DIR / f"{name}.jsonl", prompt_set=name)
 
 
-def _apart(prompts: Iterable[Prompt], label: str, config: PromptsConf) -> list[Prompt]:
-    """The user's prompts; a category with the name of a shipped set has the source's before it."""
+def _with_unique_sets(prompts: Iterable[Prompt], label: str, config: PromptsConf) -> list[Prompt]:
+    """The user's prompts, with `label` before a category that has the name of a shipped set."""
     return [
         replace(prompt, prompt_set=f"{label}/{prompt.prompt_set}")
         if prompt.prompt_set in (config.sets or ())
@@ -243,12 +239,12 @@ def _apart(prompts: Iterable[Prompt], label: str, config: PromptsConf) -> list[P
     ]
 
 
-def _named_apart(
+def _with_unique_ids(
     prompts: Iterable[Prompt], label: str, taken: Set[tuple[str, str]]
 ) -> list[Prompt]:
-    """A file's prompts; an id that another file has in the same set has the file's name before it.
+    """A file's prompts, with `label` before an id that another file has in the same set.
 
-    Files that number their prompts each from 1 may share categories.
+    Files that share categories may each number their prompts from 1.
     """
     return [
         replace(prompt, id=f"{label}/{prompt.id}")
@@ -259,7 +255,7 @@ def _named_apart(
 
 
 def _fitted(prompt: Prompt, config: PromptsConf) -> Prompt:
-    """The prompt with the configured system message, and no more turns than wanted."""
+    """The prompt with the configured system message, and at most the configured turns."""
     if config.system is not None and prompt.system is None:
         prompt = replace(prompt, system=checked_text(config.system, "message", "prompts.system"))
     turns = prompt.turns[: config.max_turns]
@@ -267,7 +263,7 @@ def _fitted(prompt: Prompt, config: PromptsConf) -> Prompt:
 
 
 def _modes(prompts: Sequence[Prompt], config: PromptsConf) -> list[Prompt]:
-    """The prompts once per thinking mode."""
+    """The prompts, once for each thinking mode."""
     modes = config.thinking_modes
     return [
         replace(
@@ -281,7 +277,7 @@ def _modes(prompts: Sequence[Prompt], config: PromptsConf) -> list[Prompt]:
 
 
 def _refuse_repeated_ids(prompts: Iterable[Prompt]) -> None:
-    """Ids are unique in a set, those of later turns included (`Prompt.up_to`)."""
+    """Refuse an id that occurs twice in a set, also one of a later turn (`Prompt.up_to`)."""
     seen: dict[tuple[str, str], str] = {}
     for prompt in prompts:
         for turn in prompt.answered:

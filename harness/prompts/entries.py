@@ -1,7 +1,7 @@
 """Read one entry of a prompt file, in any of the known formats, as a `Prompt`.
 
-A format is recognised by its fields. An entry that is not a prompt is an error of one line with its
-place, what was found and what is expected.
+A format is recognised by its fields. An entry that is not a prompt raises an error of one line with
+its place, its content and the expected content.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.records import Prompt, UserError
 
-# The fields that hold a prompt; the first that an entry has is read
+# The fields that have a prompt; the first one in an entry is read
 LISTS = ("messages", "conversations", "conversation", "turns")
 TEXTS = ("prompt", "question", "instruction", "text")
 IDS = ("id", "question_id", "task_id", "prompt_id", "conversation_id")
@@ -23,7 +23,7 @@ ROLES = {
     **dict.fromkeys(("user", "human"), "user"),
     **dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bing", "bard"), "assistant"),
 }
-# SPEED-Bench's text where its licence forbids the prompt
+# SPEED-Bench's text in place of prompts that its licence excludes
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 MAX_LABEL = 200
 Entry = Mapping[str, Any]
@@ -32,20 +32,20 @@ Conversation = tuple[str | None, list[str], list[str | None]]
 
 @dataclass(frozen=True)
 class Source:
-    """Where entries come from."""
+    """A source of entries: a file or a data set of the hub."""
 
-    name: str  # what errors call it
-    label: str  # prompt set of entries without a category, and the beginning of ids they lack
-    unit: str  # what its entries are: line, row or entry
-    prompt_set: str | None = None  # the set all of them belong to, whatever their category
-    skip_unusable: bool = False  # pass over entries that are not prompts
+    name: str  # in errors
+    label: str  # prompt set of entries without a category, and the prefix of ids of those without
+    unit: str  # of its entries: line, row or entry
+    prompt_set: str | None = None  # the set of all entries, in place of their categories
+    skip_unusable: bool = False  # whether entries that are not prompts are skipped
 
 
 def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
-    """The prompt of one entry; its number, of the line or row, is its id where it has none.
+    """The prompt of one entry; without an id, its id is `number`, that of the line or row.
 
     Raises:
-        UserError: it is not a prompt.
+        UserError: the entry is not a prompt.
     """
     where = f"{source.name}, {source.unit} {number}"
     if not isinstance(entry, Mapping):
@@ -54,7 +54,7 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
     key = next((key for key in IDS if entry.get(key) is not None), "id")
     value = entry.get(key)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        value = int(value)  # as a table with gaps has whole numbers
+        value = int(value)  # in a table with empty cells whole numbers are floats
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     name = _label(value, key, where)
@@ -72,7 +72,7 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
 
 
 def _tools(given: Any) -> str | None:
-    """Tools in the form of OpenAI's API, as JSON text; None where it is another thing."""
+    """Tools in the form of OpenAI's API, as JSON text; None for any other value."""
     if not isinstance(given, list) or not given:
         return None
     functions = [tool.get("function") for tool in given if isinstance(tool, Mapping)]
@@ -81,20 +81,20 @@ def _tools(given: Any) -> str | None:
 
 
 def decoded(text: str, where: str) -> Any:
-    """Parsed JSON, refused where it is none, or nested or long beyond what is read."""
+    """Parsed JSON; raises UserError for invalid, too deeply nested or too long content."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON ({error.msg}); {EXPECTED}") from error
     except RecursionError as error:
         raise UserError(f"{where}: nested too deep to be read; {EXPECTED}") from error
-    except ValueError as error:  # an integer longer than Python reads
+    except ValueError as error:  # an integer with more digits than Python parses
         limit = sys.get_int_max_str_digits()
         raise UserError(f"{where}: a number of more than {limit:,} digits") from error
 
 
 def _conversation(entry: Entry, where: str) -> Conversation:
-    """System message, turns, and the answers between them, of an entry in a known format."""
+    """The system message, the turns and the answers between them, of an entry."""
     name = next((name for name in (*LISTS, *TEXTS) if entry.get(name) is not None), None)
     if name is None:
         raise UserError(f"{where}: no prompt in it, found {some(list(entry))}; {EXPECTED}")
@@ -123,7 +123,7 @@ def _listed(items: Any, name: str, where: str) -> Conversation:
         role, content = _message(item, name, where)
         if role == "assistant" and shared and not turns:
             continue  # shared conversations often begin in the middle, with an answer
-        text = checked_text(_joined(content, where), f"{role} message", where)
+        text = checked_text(_message_text(content, where), f"{role} message", where)
         if role == "system":
             if index > 0:
                 raise UserError(f"{where}: a system message after another; it must come first")
@@ -141,7 +141,7 @@ def _listed(items: Any, name: str, where: str) -> Conversation:
 
 
 def _message(item: Mapping[str, Any], name: str, where: str) -> tuple[str, Any]:
-    """Role and content of one message, in OpenAI's words or ShareGPT's."""
+    """The role and content of one message, in OpenAI's form or ShareGPT's."""
     for role_key, content_key in (("role", "content"), ("from", "value")):
         if role_key in item and content_key in item:
             role = item[role_key]
@@ -153,8 +153,8 @@ def _message(item: Mapping[str, Any], name: str, where: str) -> tuple[str, Any]:
     raise UserError(f"{where}: a message in {name} needs role and content (or from and value)")
 
 
-def _joined(content: Any, where: str) -> Any:
-    """A message's text where it is given in parts."""
+def _message_text(content: Any, where: str) -> Any:
+    """A message's content, with its parts joined where it is a list of text parts."""
     if not isinstance(content, list):
         return content
     texts: list[str] = []
@@ -167,7 +167,7 @@ def _joined(content: Any, where: str) -> Any:
 
 
 def checked_text(value: Any, name: str, where: str) -> str:
-    """A prompt's text, refused if it is empty or not valid text for a tokenizer."""
+    """A prompt's text; raises UserError if it is empty or not valid text for a tokenizer."""
     if not isinstance(value, str):
         raise UserError(f"{where}: {name} must be text, not {_shown(value)}; {EXPECTED}")
     if not value.strip():
@@ -186,7 +186,7 @@ def checked_text(value: Any, name: str, where: str) -> str:
 
 
 def _label(value: Any, name: str, where: str) -> str | None:
-    """An id or a category: one short line."""
+    """An id or a category, checked to be one short line; None where it is not given."""
     if value is None:
         return None
     if not (isinstance(value, str) and value.strip()):
@@ -199,7 +199,7 @@ def _label(value: Any, name: str, where: str) -> str | None:
 
 
 def encodes(text: str) -> bool:
-    """True where a text can be written as UTF-8, so holds no half of a surrogate pair."""
+    """True where a text can be encoded as UTF-8, so that it has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -208,7 +208,7 @@ def encodes(text: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error: short, and safe for a value of any size or depth."""
+    """A short text of a value of any size or depth, for an error."""
     if isinstance(value, list | tuple):
         return "a list"
     if isinstance(value, Mapping):
@@ -218,6 +218,6 @@ def _shown(value: Any) -> str:
 
 
 def some(names: Sequence[Any]) -> str:
-    """Some of the names, for an error."""
+    """The first names as text, for an error."""
     shown = [_shown(str(name)) for name in names[:8]]
     return ", ".join([*shown, *(["..."] if len(names) > 8 else [])]) or "nothing"

@@ -1,16 +1,16 @@
-"""A log of served requests, of which a stratified sample stands for all of them.
+"""A log of served requests, and a stratified sample that represents it.
 
-One request a line, as an OpenAI-compatible server gets it, by itself or under `body` or `request`
-(as in batch files and gateways' logs), with a time stamp where there is one. A request is one
-generation: its last turn is answered, and what came before is context.
+A line is one request to an OpenAI-compatible server, by itself or under `body` or `request` (as in
+batch files and gateways' logs), with a time stamp where there is one. A request is one generation:
+its last turn is answered, and the turns before it are context.
 
-Strata are made of what decides acceptance and is known beforehand: category, number of turns,
-temperature, and length of the prompt. A split is kept where every part is worth LEAST_SAMPLED
-sampled requests, its smallest parts taken together. Each stratum gets its share of the sample
-(proportional allocation, largest remainders; Cochran, "Sampling Techniques", 1977, chapter 5),
-drawn at random, and is a prompt set of the run.
+Strata are formed by the properties that influence acceptance and are known beforehand: category,
+number of turns, temperature, and length of the prompt. A split is kept where every part has at
+least LEAST_SAMPLED sampled requests, after merging its smallest parts. Each stratum gets its share
+of the sample (proportional allocation, largest remainders; Cochran, "Sampling Techniques", 1977,
+chapter 5), drawn at random, and is a prompt set of the run.
 
-The log is read line by line, twice: what is kept of each request is its stratum and time stamp.
+The log is read line by line, twice; only the properties of each request stay in memory.
 """
 
 import math
@@ -29,29 +29,29 @@ from harness.prompts.entries import Entry, Source, decoded, prompt_of
 from harness.prompts.readers import file_lines, reading, stem_of
 from harness.records import Prompt, SampledLog, UserError, grouped
 
-# Sampled requests that each stratum is worth, so that its own error can be estimated
+# Sampled requests of a stratum at least, so that its own error can be estimated
 LEAST_SAMPLED = 20
-# Where a request stands in a line that has more
+# The fields of a line that may contain the request
 WRAPPERS = ("body", "request")
 STAMPS = ("timestamp", "ts", "time", "arrival_time", "request_time", "created_at", "created")
-# A time stamp above each of these counts so many per second: nano-, micro- and milliseconds
+# (least time stamp, units per second) of nano-, micro- and milliseconds
 UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 SHORT, LONG = "short", "long"
-# A request with another temperature is one without
+# A higher temperature is taken as not set
 MOST_TEMPERATURE = 100
 
 
 @dataclass(frozen=True)
 class LogSample:
-    """A sampled log."""
+    """The sample of a log."""
 
-    facts: SampledLog  # how much of it
+    facts: SampledLog  # the sizes of log and sample
     sizes: Mapping[str, int]  # requests of each stratum
     prompts: tuple[Prompt, ...]  # the sample, stratum by stratum, in the order of the log
 
 
 class _Logged(NamedTuple):
-    """The requests that strata are made of."""
+    """The properties of a request by which strata are formed."""
 
     line: int
     category: str
@@ -65,15 +65,15 @@ class RequestLog:
     """A log of requests, read once.
 
     Attributes:
-        unusable: lines that are no requests to generate from.
-        bytes: of each request's prompt.
+        unusable: number of lines that are no usable requests.
+        bytes: length of each request's prompt.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read what strata are made of.
+        """Read the properties of all requests.
 
         Raises:
-            UserError: it cannot be read, or most of its lines are no requests.
+            UserError: the log cannot be read, or most of its lines are no usable requests.
         """
         self._path = path
         self._source = Source(f"prompts.log={path}", stem_of(path), "line")
@@ -115,7 +115,7 @@ class RequestLog:
                 for row in rows:
                     names[row] = ", ".join(part for part in parts if part) or self._source.label
                 return
-            groups = _joined(Counter(left[0][row] for row in rows), least)
+            groups = _merged_values(Counter(left[0][row] for row in rows), least)
             if len(set(groups.values())) == 1:
                 split(rows, parts, left[1:])
                 return
@@ -126,7 +126,7 @@ class RequestLog:
         return names
 
     def sample(self, size: int, seed: int) -> LogSample:
-        """So many requests, with what they stand for."""
+        """A stratified sample of `size` requests."""
         names = self.strata(size)
         rows = drawn(names, size, seed)
         stratum = {self._logged[row].line: names[row] for row in rows}
@@ -154,7 +154,7 @@ def time_stamps(path: Path, where: str) -> Iterator[tuple[int, float]]:
     """The line and time stamp, in seconds, of each request of a log.
 
     Raises:
-        UserError: one has none, or it cannot be read.
+        UserError: a request has no time stamp, or the log cannot be read.
     """
     for number, entry in _entries(path):
         stamp = _stamp(entry, f"{where}, line {number}")
@@ -167,7 +167,7 @@ def time_stamps(path: Path, where: str) -> Iterator[tuple[int, float]]:
 
 
 def _entries(path: Path) -> Iterator[tuple[int, Entry]]:
-    """The lines of a log; one that is not a JSON object is an empty entry."""
+    """The lines of a log with their numbers; a line that is no JSON object is an empty entry."""
     with reading(path, "prompts.log"):
         for number, line in enumerate(file_lines(path, bounded=False), start=1):
             if line.strip():
@@ -183,7 +183,7 @@ def _inner(entry: Entry) -> Entry:
 
 
 def _request(entry: Entry, number: int, source: Source) -> Prompt:
-    """A logged request, of which the last turn is answered; its line is its id."""
+    """The prompt of a logged request: its last turn is answered, its id is the line's number."""
     inner = _inner(entry)
     category = entry.get("category", inner.get("category"))
     fields = {key: value for key, value in inner.items() if key not in ("id", "category")}
@@ -208,7 +208,7 @@ def _logged(prompt: Prompt, entry: Entry) -> _Logged:
 
 
 def _stamp(entry: Entry, where: str) -> float | None:
-    """When a request came, in seconds; None where a line does not say it."""
+    """The time stamp of a request in seconds; None where its line has none."""
     key = next((key for key in STAMPS if entry.get(key) is not None), None)
     if key is None:
         return None
@@ -228,16 +228,16 @@ def _stamp(entry: Entry, where: str) -> float | None:
 # ---- strata --------------------------------------------------------------------------------------
 
 
-def _joined(counts: Mapping[str, int], least: float) -> dict[str, str]:
-    """The group of each value: the rarest are in one, so that each holds `least` requests.
+def _merged_values(counts: Mapping[str, int], least: float) -> dict[str, str]:
+    """The group of each value, with the rarest merged so that every group has `least` requests.
 
-    All are in one where no two groups would hold so many.
+    All values are in one group where no two groups would have that many.
     """
     by_size = sorted(counts, key=lambda value: (counts[value], value))
     rare: list[str] = []
     for value in by_size:
-        held = sum(counts[each] for each in rare)
-        if held >= least or (not rare and counts[value] >= least):
+        merged = sum(counts[each] for each in rare)
+        if merged >= least or (not rare and counts[value] >= least):
             break
         rare.append(value)
     if len(rare) == len(by_size):
@@ -247,7 +247,7 @@ def _joined(counts: Mapping[str, int], least: float) -> dict[str, str]:
 
 
 def drawn(names: Sequence[str], size: int, seed: int) -> list[int]:
-    """The sampled requests, in order: of each stratum its share, at random.
+    """The indices of the sampled requests, in order: each stratum's share of them, at random.
 
     `names` has the stratum of each request. Where there are fewer than `size`, all are drawn.
     """

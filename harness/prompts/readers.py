@@ -1,7 +1,7 @@
-"""Where entries come from: files of several formats, and data sets of the hub.
+"""Readers of entries: files of several formats, and data sets of the hub.
 
-Files are read line by line and up to a fixed size, so that a large or a damaged one costs bounded
-memory. A reader yields (number, entry).
+Files are read line by line and up to a fixed size, so that memory stays bounded for a large or
+damaged file. A reader yields (number, entry).
 """
 
 import csv
@@ -30,7 +30,7 @@ from harness.prompts.entries import (
 )
 from harness.records import Prompt, UserError
 
-# Bounds on one source: characters, characters of one line, prompts
+# Limits of one source: characters, characters of one line, prompts
 MAX_CHARACTERS = 2**30
 MAX_LINE = 2**24
 MAX_PROMPTS = 200_000
@@ -46,12 +46,12 @@ def read_file(
 ) -> tuple[Prompt, ...]:
     """Every prompt of one file, in its order; empty lines are skipped.
 
-    Its suffix names its format, and any other than those of `_READERS` is read as jsonl. All but
-    parquet may be compressed with gzip (.gz). The arguments are those of `Source`; without a
-    `label` the file's stem is one.
+    The suffix names the format; suffixes that are not in `_READERS` are read as jsonl. All formats
+    but parquet may be compressed with gzip (.gz). The arguments are those of `Source`; `label` is
+    the file's stem by default.
 
     Raises:
-        UserError: naming the file, the line and what was expected.
+        UserError: names the file, the line and the expected content.
     """
     reader, unit = _READERS.get(
         Path(path.name.lower().removesuffix(".gz")).suffix, (_jsonl, "line")
@@ -63,7 +63,7 @@ def read_file(
 
 @contextmanager
 def reading(path: Path, key: str) -> Iterator[None]:
-    """Turn what a file does that cannot be read into one line that names its key."""
+    """Turn errors of reading a file into a UserError that names the configuration key."""
     try:
         if path.exists() and not path.is_file():
             raise UserError(f"{key}: cannot read {path} (it is not a file)")
@@ -89,7 +89,7 @@ def read_hub(config: PromptsConf) -> tuple[Prompt, ...]:
         ) from error
     try:
         rows = datasets.load_dataset(config.hub, config.hub_subset, split=config.hub_split)
-    except Exception as error:  # whatever the library, the hub's client or the network raises
+    except Exception as error:  # of the library, the hub's client or the network
         raise UserError(f"{source.name}: cannot be loaded ({_reason(error)})") from error
     if isinstance(rows, dict):
         if len(rows) != 1:
@@ -112,7 +112,7 @@ def read_hub(config: PromptsConf) -> tuple[Prompt, ...]:
 
 
 def _collect(entries: Iterable[tuple[int, Any]], source: Source) -> tuple[Prompt, ...]:
-    """The prompts of a source; those that are not usable are skipped where that is wanted."""
+    """The prompts of a source; unusable entries are skipped where the source allows it."""
     prompts: list[Prompt] = []
     unusable: list[str] = []
     for number, entry in entries:
@@ -145,9 +145,9 @@ def _opened(path: Path, newline: str) -> IO[str]:
 
 
 def file_lines(path: Path, newline: str = "\n", *, bounded: bool = True) -> Iterator[str]:
-    """The lines of a text file, up to the bounds; without, a file may be of any size.
+    """The lines of a text file; raises UserError beyond the limits, those of size if `bounded`.
 
-    Only a newline ends a line: JSON texts may hold U+2028, which Python would take for one.
+    Only a newline ends a line: a JSON text may contain U+2028, at which Python would split.
     """
     total = 0
     with _opened(path, newline) as file:
@@ -170,7 +170,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _json(path: Path) -> Iterator[tuple[int, Any]]:
-    """The entries of a list, of an object's one list, or one entry; a text is a prompt."""
+    """The entries of a list, or of the only list in an object, or one entry; a text is a prompt."""
     with _opened(path, "\n") as file:
         text = file.read(MAX_CHARACTERS + 1)
     if len(text) > MAX_CHARACTERS:
@@ -193,7 +193,7 @@ def _txt(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _csv(path: Path, delimiter: str = ",") -> Iterator[tuple[int, Any]]:
-    """Rows under a header; a list in a cell is JSON."""
+    """The rows under a header; a list in a cell is JSON."""
     previous = csv.field_size_limit(MAX_LINE)
     try:
         rows = csv.reader(file_lines(path, newline=""), delimiter=delimiter, strict=True)
@@ -215,7 +215,7 @@ def _csv(path: Path, delimiter: str = ",") -> Iterator[tuple[int, Any]]:
 
 
 def _cells(row: Mapping[str, str], where: str) -> Entry:
-    """A csv row as an entry without its empty cells, except the prompt's if it is all there is."""
+    """A csv row as an entry without empty cells, except the prompt's where all are empty."""
     entry: dict[str, Any] = {name: cell for name, cell in row.items() if cell}
     for name in LISTS:
         if name in entry:
@@ -246,7 +246,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _bounded(metadata: Any, path: Path) -> None:
-    """Refuse a parquet file that is larger than the bounds before it is decompressed."""
+    """Refuse a parquet file beyond the limits, before it is decompressed."""
     sizes = [metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups)]
     if metadata.num_rows > MAX_PROMPTS or sum(sizes) > MAX_CHARACTERS:
         raise UserError(
@@ -270,7 +270,7 @@ def stem_of(path: Path) -> str:
 
 
 def hub_label(hub: str) -> str:
-    """The name of a data set of the hub in names of prompt sets."""
+    """The name of a hub data set as a prompt set."""
     return hub.rstrip("/").rpartition("/")[2] or "hub"
 
 
@@ -284,7 +284,7 @@ def _rows(rows: Iterable[Entry], column: str | None) -> Iterator[tuple[int, Any]
 
 
 def _reason(error: BaseException) -> str:
-    """Why something could not be read, in one line without the exception's name."""
+    """The text of a reading error in one line, without the exception's name."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     if isinstance(error, MemoryError):

@@ -1,14 +1,13 @@
-"""A `Summary` in, files and a printed report out.
+"""Reports of a `Summary`: files in the run folder, and the text that a command prints at its end.
 
-`render` writes report.md, report.html and the plots; `show` prints what a person reads at the end
-of a command. Both read the Summary alone: a report can be made again without any model.
+`render` writes report.md, report.html and the plots; `show` prints the short report. Both read the
+Summary alone, so a report can be made again without any model.
 
     sentences/  every sentence, by subject          tables/  every table, as column specifications
     plots/      every plot
-    grid        which answer is shown where     serving  what to paste into a server
-    content     what a report says, in order
-    console, markdown, html  lay it out             definitions  metrics.md as data
-    index       every run of a folder on one page
+    grid        the rows of the answers' table      serving  the serving commands of the engines
+    content     the parts of a report, in order     definitions  metrics.md as data
+    console, markdown, html  the layout of each     index    every run of a folder on one page
 """
 
 from pathlib import Path
@@ -30,7 +29,7 @@ def render(summary: Summary, folder: Path) -> None:
     Raises:
         UserError: the folder cannot be written, or its plots are a link out of it.
     """
-    # matplotlib takes a second: only who draws waits for it
+    # Importing matplotlib takes a second, so only a caller that draws plots waits for it
     from harness.reporting import html, plots
 
     with files.writing(folder):

@@ -1,4 +1,4 @@
-"""What a person reads at the end of a command: the answer in few lines, or with verbose more.
+"""The report that a command prints at its end: at most `MOST_LINES` lines, more with `verbose`.
 
 Nothing depends on colour. A table too wide for the terminal is folded into parts that each repeat
 the columns naming the row, rather than wrapped inside its cells.
@@ -25,11 +25,11 @@ from harness.reporting.tables.specification import Row, Table
 MOST_LINES = 28  # a command's answer takes 30 lines: two are left for `fail_below` and `run:`
 MOST_CODE = 4
 MOST_FAILURES = 5
-MOST_NOTES = 5  # lines of them
-FAILURE_ROWS = 2  # of each of them
-MOST_TABLE = 12  # of them, for the tables after the grid, so that a caveat still has its place
-LEAST_ROWS = 2  # of a table that has more
-MOST_RANKING = 13  # for an audition's ranking, its title and header included, which is always there
+MOST_NOTES = 5  # lines of all notes together
+FAILURE_ROWS = 2  # lines of one failure
+MOST_TABLE = 12  # lines of a table after the grid, so that the caveats still fit
+LEAST_ROWS = 2  # a table that has more rows is shown with at least this many, or not at all
+MOST_RANKING = 13  # lines of an audition's ranking with its title and header; it is always shown
 _GAP = 2
 _NARROWEST = 12
 
@@ -51,23 +51,23 @@ Lines = tuple[Text, ...]
 
 @dataclass(frozen=True)
 class _Block:
-    """What belongs together: a head, and parts (rows, sentences) of which the last may go."""
+    """A head and its parts (rows or sentences); the last parts are left out if space is short."""
 
     head: Lines
     parts: tuple[Lines, ...] = ()
-    importance: int = 0  # the smaller, the more parts are kept of it; 0 keeps all
+    importance: int = 0  # blocks with a smaller number keep more parts; 0 keeps all
     most: int = MOST_LINES
-    apart: bool = True  # whether a blank line comes before it
+    apart: bool = True  # whether a blank line comes before the block
 
     @property
     def lines(self) -> Lines:
-        """All of it."""
+        """The lines of the head and of all parts."""
         return (*self.head, *(line for part in self.parts for line in part))
 
     def cut(self, most: int, width: int) -> "_Block":
-        """With as many of the parts as fit into `most` rows of the terminal.
+        """The block with as many of its parts as fit into `most` rows of the terminal.
 
-        Where none does, a table is left out; of sentences their number stays.
+        Where no part fits, a table is left out, and sentences are replaced by their number.
         """
         most = min(most, self.most)
         kept = len(self.parts)
@@ -104,7 +104,7 @@ def _fit(every: Sequence[_Block], out: Console) -> None:
     for index in sorted(range(len(blocks)), key=lambda index: blocks[index].importance):
         block, apart = blocks[index], int(blocks[index].apart)
         if block.importance:
-            # A line for the sentences after a table, which then say how many there are
+            # One line is kept for the sentences after a table: it says how many were left out
             later = [other for other in blocks if other.importance > block.importance]
             kept = 2 if block.head and any(not other.head for other in later) else 0
             block = block.cut(left - apart - kept, out.width)
@@ -117,18 +117,18 @@ def _fit(every: Sequence[_Block], out: Console) -> None:
 
 
 def _blocks(content: Content, out: Console) -> Iterator[_Block]:
-    """What may be printed, in reading order."""
+    """The blocks of the short report, in reading order."""
     head = [Text(content.title, "bold underline")]
     head += [Text(warning, "bold") for warning in (content.banner, content.status) if warning]
     head += [Text(text, "bold") for text in content.verdicts[:1]]
     yield _Block(_wrapped(out, head), apart=False)
     tables, notes = content.brief, list[str]()
-    # Each begins with what did not complete, and may go on with a server's whole log
+    # A failure may quote a server's whole log, so it is shortened
     failures = [
         shorten(f"Did not complete: {text}", FAILURE_ROWS * out.width, placeholder=" ...")
         for text in content.failures
     ]
-    if content.ranked:  # the status names the drafts
+    if content.ranked:  # the status line names the drafts that failed
         notes += failures
     else:
         yield _sentences(failures, out, importance=1, most=MOST_FAILURES)
@@ -153,12 +153,13 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     cautions = [f"Caution: {text}" for text in content.cautions]
     yield _Block(_wrapped(out, map(Text, cautions)))
     notes += [f"Note: {text}" for text in content.caveats[len(cautions) :]]
-    if content.grid:  # it says that they do not speculate
+    if content.grid:  # the grid has these decisions already
         notes += content.verdicts[1:]
     else:
         yield _sentences(content.verdicts[1:], out, importance=1, most=7)
     for number, table in enumerate(tables):
-        importance = (6 if content.ranked else 2) + 2 * number  # after the first: the sentences
+        # The notes below have importance 3, so they come after the first table
+        importance = (6 if content.ranked else 2) + 2 * number
         yield _table_block(table, out, importance=importance, most=MOST_TABLE)
     yield _sentences(notes, out, importance=3, most=MOST_NOTES)
     ending = [*_next_step(content, out), Text(f"report: {content.page}")]
@@ -166,12 +167,12 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
 
 
 def _next_step(content: Content, out: Console) -> Lines:
-    """What to do next; a command is on a line of its own, which the terminal wraps by itself."""
+    """The lines of the next step; its command is one line, which the terminal wraps by itself."""
     if content.next_step is None:
         return ()
     text, command = content.next_step.text, content.next_step.command
-    said = _wrapped(out, [Text(f"Next: {text}{':' if command else '.'}")])
-    return (*said, Text(command)) if command else said
+    lines = _wrapped(out, [Text(f"Next: {text}{':' if command else '.'}")])
+    return (*lines, Text(command)) if command else lines
 
 
 def _sentences(texts: Sequence[str], out: Console, *, importance: int, most: int) -> _Block:
@@ -180,7 +181,7 @@ def _sentences(texts: Sequence[str], out: Console, *, importance: int, most: int
 
 
 def _table_block(table: Table, out: Console, *, importance: int, most: int) -> _Block:
-    """A table whose last rows may go, in the columns that fit the terminal."""
+    """A table as a block: the columns that fit the terminal, a part for each row."""
     title = _wrapped(out, [Text(table.title, "bold")])
     table = fold(table, out.width)[0]
     lines = _table_lines(table, out)
@@ -211,7 +212,11 @@ def _table_lines(table: Table, out: Console) -> Lines:
 
 
 def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
-    """The line to serve; what measures it, where that comes first; where it is if it is long."""
+    """The lines of a serving command.
+
+    A command that was not measured is replaced by the command that measures it, a long one by a
+    reference to the report.
+    """
     if snippet.measure:
         title = f"{_title(snippet)}; this measures it:"
         return (*_wrapped(out, [Text(title, "bold")]), Text(snippet.measure))
@@ -224,26 +229,26 @@ def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
 
 
 def _title(snippet: Snippet) -> str:
-    """With the mark of the row of the grid that it is for."""
+    """A snippet's title, with a star where the snippet is for the marked row of the grid."""
     return f"{MARK} {snippet.title}" if snippet.marked else snippet.title
 
 
 def _height(lines: Sequence[Text], width: int) -> int:
-    """Rows of the terminal."""
+    """The number of terminal rows that the lines take."""
     return sum(max(1, -(-line.cell_len // width)) for line in lines)
 
 
-# ---- everything ----------------------------------------------------------------------------------
+# ---- the report with `verbose` -------------------------------------------------------------------
 
 
 def _show_all(content: Content, tables: Sequence[Table], out: Console) -> None:
-    _line(out, content.title, "bold underline")
+    _print_line(out, content.title, "bold underline")
     for warning in (content.banner, content.status):
         if warning:
-            _line(out, warning, "bold")
+            _print_line(out, warning, "bold")
     _paragraph(out, content.verdicts, "bold")
     if content.engine:
-        _line(out, content.engine)
+        _print_line(out, content.engine)
     if content.grid:
         print_table(content.grid, out)
     _paragraph(out, content.reasons)
@@ -251,10 +256,10 @@ def _show_all(content: Content, tables: Sequence[Table], out: Console) -> None:
     notes += [f"Note: {text}" for text in content.caveats[len(notes) :]]
     _paragraph(out, [*notes, *(f"Did not complete: {text}" for text in content.failures)])
     for snippet in content.snippets[:1]:
-        _snippet(out, snippet)
+        _print_snippet(out, snippet)
     if content.snippets[1:]:
         others = ", ".join(snippet.title for snippet in content.snippets[1:])
-        _line(out, f"In report.md: {others}.")
+        _print_line(out, f"In report.md: {others}.")
     for table in tables:
         print_table(table, out)
     if tables:
@@ -265,9 +270,9 @@ def print_table(table: Table, out: Console) -> None:
     """Print one table, folded to the console's width."""
     for part in fold(table, out.width):
         out.print()
-        _line(out, part.title, "bold")
+        _print_line(out, part.title, "bold")
         out.print(_rich_table(part, out.width, box.SIMPLE_HEAD))
-        _notes(out, part.notes)
+        _print_notes(out, part.notes)
 
 
 def fold(table: Table, width: int) -> tuple[Table, ...]:
@@ -303,7 +308,7 @@ def _selected(table: Table, indices: Sequence[int]) -> Table:
 
 
 def _widths(table: Table, width: int) -> list[int]:
-    """Each column's width; where they are too wide together, the widest flexible ones give way."""
+    """The width of each column; where the table is too wide, the widest flexible columns shrink."""
     widths = [
         max(map(len, (*column.title.split("\n"), *(row.cells[index].text for row in table.rows))))
         for index, column in enumerate(table.columns)
@@ -320,25 +325,25 @@ def _widths(table: Table, width: int) -> list[int]:
 
 
 def _paragraph(out: Console, lines: Sequence[str], style: str = "") -> None:
-    """Lines below an empty one, the first in a style of its own."""
+    """Print an empty line, then the lines, the first of them in `style`."""
     if lines:
         out.print()
     for number, line in enumerate(lines):
-        _line(out, line, "" if number else style)
+        _print_line(out, line, "" if number else style)
 
 
-def _snippet(out: Console, snippet: Snippet) -> None:
-    """Something to paste: its lines are never broken, a terminal wraps them by itself."""
+def _print_snippet(out: Console, snippet: Snippet) -> None:
+    """Print a serving command; its lines are not broken, the terminal wraps them by itself."""
     out.print()
-    _line(out, _title(snippet), "bold")
+    _print_line(out, _title(snippet), "bold")
     if snippet.measure:
         out.print(Text(snippet.measure), soft_wrap=True)
-        _line(out, snippet.then)
+        _print_line(out, snippet.then)
     if snippet.code:
         out.print(Text(snippet.code), soft_wrap=True)
-    _notes(out, snippet.notes)
+    _print_notes(out, snippet.notes)
     if snippet.measured:
-        _notes(out, ("What the measurement used:",))
+        _print_notes(out, ("What the measurement used:",))
         out.print(Text(snippet.measured), soft_wrap=True)
 
 
@@ -353,24 +358,24 @@ def _rich_table(table: Table, width: int, lines: box.Box | None) -> RichTable:
     return rich
 
 
-def _notes(out: Console, notes: Sequence[str]) -> None:
+def _print_notes(out: Console, notes: Sequence[str]) -> None:
     for note in notes:
         out.print(Padding(Text(note), (0, 0, 0, 2), expand=False))
 
 
-def _line(out: Console, text: str, style: str = "") -> None:
+def _print_line(out: Console, text: str, style: str = "") -> None:
     out.print(Text(text, style=style), overflow="fold")
 
 
 class Piece(NamedTuple):
-    """One token's text, and whether the draft proposed it."""
+    """The text of one token, and whether the draft proposed it."""
 
     text: str
     from_draft: bool
 
 
 class MarkedText(NamedTuple):
-    """A generation in pieces, with the name it is shown under."""
+    """A generated text in pieces, with its title."""
 
     name: str
     pieces: tuple[Piece, ...]

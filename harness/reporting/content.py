@@ -1,4 +1,4 @@
-"""What a report says, gathered once from a Summary; console, markdown and HTML only lay it out."""
+"""The parts of a report, made once from a Summary; console, markdown and HTML only lay them out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,51 +15,50 @@ from harness.serving.engines import spec_of
 from harness.summary import Summary
 
 OTHERS_NOTE = "The command of the first line measures one of these with the keys in brackets."
-Answer = Literal["yes", "no", "open", "none"]
+AnswerCode = Literal["yes", "no", "open", "none"]
 Pairs = tuple[tuple[str, str], ...]
-_DECISIONS: Mapping[Decision, Answer] = {
+_DECISIONS: Mapping[Decision, AnswerCode] = {
     "speculate": "yes",
     "does_not_pay": "no",
     "undecided": "open",
     "not_measured": "open",
 }
 # The worst first
-_OUTCOMES: Mapping[str, Answer] = {"fail": "no", "unclear": "open", "pass": "yes"}
-_CHECKS: Mapping[str, Answer] = {"PASS": "yes", "TIE": "yes", "FAIL": "no"}
+_OUTCOMES: Mapping[str, AnswerCode] = {"fail": "no", "unclear": "open", "pass": "yes"}
+_CHECKS: Mapping[str, AnswerCode] = {"PASS": "yes", "TIE": "yes", "FAIL": "no"}
 
 
 @dataclass(frozen=True)
 class Content:
-    """One report, in the order it is read."""
+    """One report, in reading order."""
 
     title: str
-    banner: str | None  # what must be read before any number; None where there is no such thing
-    status: str | None  # why it is not a complete run; None where it is
+    banner: str | None  # a warning that comes before any number; None where there is none
+    status: str | None  # why the run is not complete; None where it is
     verdicts: tuple[str, ...]  # the main one first; empty for a command that decides nothing
-    answer: Answer  # the main decision in a word, for its colour
+    answer: AnswerCode  # the main decision in a word, for its colour
     grid: Table | None  # the answer by temperature and engine; None where nothing is decided
-    brief: tuple[Table, ...]  # of the console: the grid in short, then what else a first look needs
-    ranked: bool  # whether the second of these is the ranking of an audition
-    main: tuple[Table, ...]  # of `tables` those that the answer is read from
-    next_step: verdict.NextStep | None  # what to do with it
+    brief: tuple[Table, ...]  # the console's tables: a short grid first, where there is one
+    ranked: bool  # whether the second table of `brief` is the ranking of an audition
+    main: tuple[Table, ...]  # the tables of `tables` that the answer is read from
+    next_step: verdict.NextStep | None  # what to do after this run
     page: str  # the path of report.html
-    engine: str | None  # what our own steps ran on; None where no model ran, or a server did
-    reasons: tuple[str, ...]  # why, and what would change it; whole sentences
-    # caveats, failures: whole lines; cautions: the first caveats, which no short form leaves out.
+    engine: str | None  # what the harness's own steps ran on; None where no model ran in it
+    reasons: tuple[str, ...]  # why the verdict is so, and what would change it; whole sentences
+    # caveats, failures: whole lines; cautions: the first caveats, which the console never omits.
     caveats: tuple[str, ...]
     cautions: tuple[str, ...]
     failures: tuple[str, ...]
-    snippets: tuple[serving.Snippet, ...]  # to paste into a server; empty where nothing is served
+    snippets: tuple[serving.Snippet, ...]  # serving commands; empty where nothing is served
     others: str  # what the snippets after the first are for
-    others_note: str  # how to measure these; "" where they were, or have a command each
+    others_note: str  # how to measure those; "" where they were measured or name their command
     tables: tuple[Table, ...]  # most important first
-    # (name, value) pairs on how it was measured, or computed; and which of the two
-    measured: Pairs
+    measured: Pairs  # (name, value) pairs on how the numbers were measured, or computed
     origin: Literal["measured", "computed"]
 
 
 def content_of(summary: Summary) -> Content:
-    """Gather a run's report; whatever its summary lacks is left out."""
+    """The report of a run; a part that its summary has no data for is empty."""
     page = page_of(summary)
     answered = answers.grid_table(summary)
     decides = page.grid is not None and bool(answered.rows)
@@ -70,7 +69,7 @@ def content_of(summary: Summary) -> Content:
         banner=run.banner(summary.run) or plan.banner(summary),
         status=run.status(summary.run),
         verdicts=page.verdicts(summary),
-        answer=_answer(summary),
+        answer=_answer_code(summary),
         grid=answered if decides else None,
         brief=(page.grid(summary), *brief) if page.grid is not None and decides else brief,
         ranked=answers.drafts_table in page.brief and bool(brief),
@@ -92,7 +91,7 @@ def content_of(summary: Summary) -> Content:
 
 
 def measured_with(summary: Summary) -> Pairs:
-    """What a reader asks of how it was made; all else is in manifest.json."""
+    """The command line, date, device, versions, seed and commit of a run, as (name, value)."""
     facts, made = summary.run, summary.run.made_with
     versions = dict(made.versions)
     if summary.served is not None:
@@ -109,7 +108,7 @@ def measured_with(summary: Summary) -> Pairs:
     return tuple((name, str(value)) for name, value in known.items() if value not in (None, ""))
 
 
-def _answer(summary: Summary) -> Answer:
+def _answer_code(summary: Summary) -> AnswerCode:
     checks = verdict.snapshot_checks(summary)
     if run.banner(summary.run) is not None:
         return "none"

@@ -1,9 +1,9 @@
 """metrics.md, next to this module, as data: the definition of every word and column of a report.
 
-The file is the one place where a quantity is defined; report.html inlines what it needs of it. A
-definition is a heading that names it in backticks with the text below, or a row of a table whose
-first cell does; a plain heading with text (Intervals, Verdict) is one as well. A row that only
-points to another entry (`tok/s` to `tokens_per_second`) is an alias.
+The file is the one place where a quantity is defined; report.html contains the definitions that it
+uses. A definition is a heading with the name in backticks and the text below it, or a table row
+with the name in its first cell; a plain heading with text (Intervals, Verdict) is one as well. A
+row that only points to another entry (`tok/s` to `tokens_per_second`) is an alias.
 """
 
 import re
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-# Inside the package: wherever its code is, a report can say what its words mean
+# Inside the package, so that every installation has the definitions
 METRICS = Path(__file__).resolve().with_name("metrics.md")
 _HEADING = re.compile(r"^(#{1,4}) +(.+?)\s*$")
 _NAMES = re.compile(r"`([^`]+)`")
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"=[\d.]+|^[\d,.]+\s+")  # "j=3" is j, "48 new tokens" are 
 
 @dataclass(frozen=True)
 class Definition:
-    """One entry: its name as metrics.md writes it, its place in a page, its text in markdown."""
+    """One entry: its name in metrics.md, its anchor in a page, and its text in markdown."""
 
     name: str
     anchor: str
@@ -34,12 +34,12 @@ class Definition:
 
     @property
     def text(self) -> str:
-        """Plain words, as a tooltip shows them."""
+        """The text without markdown, for a tooltip."""
         return _MARKS.sub("", _LINK.sub(r"\1", self.source))
 
     @property
     def html(self) -> Markup:
-        """The same with its code, emphasis and links within the page."""
+        """The text as HTML, with code, emphasis and links within the page."""
         text = _LINK.sub(r'<a href="#m-\2">\1</a>', str(escape(self.source)))
         text = _NAMES.sub(r"<code>\1</code>", text)
         text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
@@ -47,18 +47,18 @@ class Definition:
 
     @property
     def refers_to(self) -> tuple[str, ...]:
-        """Anchors that its text links to."""
+        """The anchors that the text links to."""
         return tuple(f"m-{anchor}" for _, anchor in _LINK.findall(self.source))
 
 
 @cache
 def definitions() -> Mapping[str, Definition]:
-    """Every definition by its name in lower case; the first of two of one name."""
+    """Every definition by its name in lower case; of two with one name the first."""
     return parse(METRICS.read_text(encoding="utf-8"))
 
 
 def parse(text: str) -> dict[str, Definition]:
-    """The definitions of a text written as metrics.md is."""
+    """The definitions in a text of the form of metrics.md, by name in lower case."""
     by_name: dict[str, Definition] = {}
     for names, source in _entries(text.splitlines()):
         for name in names:
@@ -69,7 +69,7 @@ def parse(text: str) -> dict[str, Definition]:
 
 
 def lookup(title: str) -> Definition | None:
-    """The definition of a column or a named quantity; of an alias, what it points to."""
+    """The definition of a column or a named quantity; aliases are followed."""
     known = definitions()
     entry = next((known[name] for name in _spellings(title) if name in known), None)
     if entry is not None and _LINK.fullmatch(entry.source):
@@ -79,7 +79,7 @@ def lookup(title: str) -> Definition | None:
 
 
 def _spellings(title: str) -> Iterator[str]:
-    """What a title may be defined as: as it stands; without interval, number, unit or remark."""
+    """The names under which a title may be defined: also without interval, number, unit, remark."""
     plain = _INTERVAL.sub("", title.lower())
     general = _NUMBER.sub("", plain)
     shorter = (general.split(mark)[0] for mark in (":", ",", "(", " ms"))
@@ -89,7 +89,7 @@ def _spellings(title: str) -> Iterator[str]:
 
 
 def closure(entries: Iterable[Definition]) -> tuple[Definition, ...]:
-    """These and all that their texts link to, in the order of the file."""
+    """The given definitions and those that their texts link to, in the order of the file."""
     known = {entry.anchor: entry for entry in definitions().values()}
     waiting, wanted = [entry.anchor for entry in entries], set[str]()
     while waiting:

@@ -1,9 +1,9 @@
-"""The answers as a reader sees them: a row for every temperature and engine.
+"""The grid of answers: a row for every temperature and engine.
 
-`Summary.answers` holds an answer for every engine; those whose rounds were not timed share a row
-where the same is known of them. One row is marked: that of the headline, `Summary.headline`. Of a
-sweep and an audition it is our own loop's at the first temperature, or that of the engine which
-`engine=` names; of a server run the server's own, and our own loop's stand below it.
+`Summary.answers` holds an answer for every engine. Engines whose rounds were not timed share a row
+where their answers are the same. The row of `Summary.headline` is marked. In a sweep and an
+audition that is the harness's loop at the first temperature, or the engine that `engine=` names; in
+a server run it is the server, and the rows of the harness's loop stand below it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -22,32 +22,32 @@ DECISIONS: Mapping[Decision, str] = {
     "undecided": "undecided",
     "not_measured": "not measured",
 }
-MARK = "*"  # of the marked row and of its serving line
+MARK = "*"  # in front of the marked row and of its serving command
 SOURCES: Mapping[Source, str] = {
     "measured": "measured",
     "replayed": "predicted",
     "theory": "predicted",
 }
-GIVEN = "the given times"  # what has times that were given
-NO_ENGINE = "harness's loop only"  # of a draft that no engine has
+GIVEN = "the given times"  # in place of an engine, where times were given
+NO_ENGINE = "harness's loop only"  # a draft that no engine has
 
 
 @dataclass(frozen=True)
 class GridRow:
-    """One temperature on engines of which the same is known."""
+    """One temperature, and the engines that have the same answer at it."""
 
     temperature: float
-    servers: tuple[str | None, ...]  # engines, in their order; None: what has the given times
-    answer: Answer  # of the whole workload, the first engine's
-    sets: tuple[Answer, ...]  # of each prompt set alone; none of engines that were not timed
-    every: bool  # whether it holds of every engine whose rounds were not timed
+    servers: tuple[str | None, ...]  # engines in their order; None: the times were given
+    answer: Answer  # of the first engine, on the whole workload
+    sets: tuple[Answer, ...]  # on each prompt set alone; empty for engines that were not timed
+    every: bool  # whether the row holds for every engine whose rounds were not timed
     adaptive: bool  # whether drafting stopped early
-    same_draft: bool  # whether its draft is the only one, or that of the first row, which names it
-    no_engine: bool  # whether it is of our own loop, and no engine has its draft
+    same_draft: bool  # whether an earlier row names the draft, or the run has one draft only
+    no_engine: bool  # whether the answer is of the harness's loop, and no engine has the draft
 
     @property
     def engines(self) -> str:
-        """The engines in words."""
+        """The names of the engines."""
         if self.every:
             return "any other engine"
         named = [name for name in self.servers if name is not None]
@@ -56,20 +56,20 @@ class GridRow:
 
     @property
     def serve(self) -> str:
-        """What to serve, or when; a draft that no engine has is marked."""
+        """The draft and K to serve, or the decision; marked where no engine has the draft."""
         text = words_of_row(self.answer, name_draft=not self.same_draft)
         return f"{text} ({NO_ENGINE})" if self.no_engine else text
 
 
 def evidence(answer: Answer) -> str:
-    """How an answer is known: of an engine that was not timed never "measured"."""
+    """The kind of evidence of an answer: "measured", "predicted" or "not measured"."""
     return SOURCES[answer.source] if answer.timed else DECISIONS["not_measured"]
 
 
 def names_of(servers: Collection[str]) -> str:
-    """Engines in words.
+    """The names of engines.
 
-    A variant is left out next to its engine, and next to another that accepts alike.
+    A variant is left out next to its engine, and next to an engine that accepts by the same rule.
     """
     named = [spec_of(name) for name in servers]
     accepts_alike = {spec.rule for spec in named if spec.variant_of is None}
@@ -83,7 +83,7 @@ def names_of(servers: Collection[str]) -> str:
 
 
 def left_out(servers: Collection[str | None]) -> tuple[str, ...]:
-    """Of each variant that stands for itself there, that it accepts as another engine does."""
+    """A sentence for each variant without its engine: which other engine accepts as it does."""
     named = [spec for name, spec in with_lines().items() if name in servers]
     return tuple(
         f"{spec.in_headlines} accepts as {other.title} does."
@@ -95,18 +95,18 @@ def left_out(servers: Collection[str | None]) -> tuple[str, ...]:
 
 
 def unknown_above_zero(rows: Iterable[GridRow]) -> tuple[str, ...]:
-    """Of which builds of engines that were not timed nothing is known, as a sentence."""
+    """A sentence on the builds of engines whose acceptance above temperature 0 is not known."""
     sampled = [row.servers for row in rows if row.temperature and not row.answer.timed]
     named = [spec_of(name) for servers in sampled for name in servers if name is not None]
     places = dict.fromkeys(spec.unknown_above_zero for spec in named)
-    said = " and ".join(filter(None, places))
-    return (f"Above temperature 0 nothing is known of {said}.",) if said else ()
+    builds = " and ".join(filter(None, places))
+    return (f"Above temperature 0 nothing is known of {builds}.",) if builds else ()
 
 
 def engines_by_rule() -> dict[Rule, str]:
-    """Of the rules, the engines that accept by them; the first engine's rule first.
+    """The engines that accept by each rule, as text; the first engine's rule first.
 
-    By default, where one does: variants are named of a rule that no engine has by default.
+    Variants are named only for a rule that no engine has by default.
     """
     every, names = with_lines().values(), dict[Rule, str]()
     rules: list[Rule] = [spec.rule for spec in every if spec.rule is not None]
@@ -119,14 +119,14 @@ def engines_by_rule() -> dict[Rule, str]:
 
 @dataclass(frozen=True)
 class Marked:
-    """The headline's answer, and its row."""
+    """The answer of the headline, and its row."""
 
     row: GridRow
     answer: Answer
 
     @property
     def phrase(self) -> str:
-        """As "vLLM with its defaults at temperature 0"."""
+        """Engine and temperature, as "vLLM with its defaults at temperature 0"."""
         engine = self.answer.engine
         name = GIVEN if engine is None else spec_of(engine).in_headlines
         return f"{name} at temperature {fmt.temperature(self.row.temperature)}"
@@ -135,9 +135,9 @@ class Marked:
 def engines_with(
     summary: Summary, draft: str, temperature: float, rules: Collection[Rule] = RULES
 ) -> tuple[str, ...] | None:
-    """The engines that draft as a run's draft does, of those that accept by these rules.
+    """The engines that have the run's draft and accept by one of these rules.
 
-    None where it is not known what the draft is.
+    None where the kind of the draft is not known.
     """
     kind = kind_of(draft, summary.run.models)
     if kind == UNKNOWN:
@@ -147,13 +147,13 @@ def engines_with(
 
 
 def rows(summary: Summary) -> Iterator[GridRow]:
-    """Every row, temperatures and engines as the answers have them."""
+    """The rows of the grid, in the order of the answers."""
     shown: set[str | None] = {*summary.drafts} if len(summary.drafts) == 1 else set()
     for temperature, answers in grouped(summary.answers, lambda each: each.temperature).items():
         if temperature is None:
             continue
         by_engine = grouped(answers, lambda answer: answer.engine)
-        # Engines that were not timed share a row where the same is known of the whole workload
+        # Engines that were not timed share a row where their answers on the workload are the same
         alike: dict[tuple[str | None, str], list[str | None]] = {}
         for engine, (answer, *_) in by_engine.items():
             of_one = engine if answer.timed else None
@@ -180,7 +180,7 @@ def rows(summary: Summary) -> Iterator[GridRow]:
 
 
 def marked(summary: Summary) -> Marked | None:
-    """The row to read first; None where nothing is known of the engine that was asked for."""
+    """The row of the headline; None where the engine that was asked for has no answer."""
     answer = summary.headline
     if answer is None or answer.temperature is None:
         return None
@@ -189,17 +189,18 @@ def marked(summary: Summary) -> Marked | None:
 
 
 def words(answer: Answer) -> str:
-    """What to serve, in a cell: "small, K=4", "no draft", "undecided" or "not measured"."""
+    """The answer in a table cell: "small, K=4", "no draft", "undecided" or "not measured"."""
     if answer.speculates:
         return f"{answer.draft}, K={answer.k}"
     return "no draft" if answer.decision == "does_not_pay" else DECISIONS[answer.decision]
 
 
 def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
-    """What to serve, in a row: with the draft and K that its number is of, where not to serve.
+    """The answer in a row of the grid.
 
-    Of an engine that was not timed the cost of a round below which K pays, the lower bound of what
-    a round emits: "K=4 if cost < 2.87".
+    Where nothing is to be served, the draft and K of the row's speedup follow in brackets. For an
+    engine that was not timed it is the cost of a round below which K pays (the lower bound of the
+    tokens per round): "K=4 if cost < 2.87".
     """
     draft, k = answer.named
     named = f"K={k}" if draft is None or not name_draft else f"{draft}, K={k}"
@@ -211,12 +212,12 @@ def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
 
 
 def at_place(answer: Answer) -> str:
-    """Where an answer holds: "on the harness's loop", or "at the given times"."""
+    """The engine of an answer: "on the harness's loop", or "at the given times"."""
     return f"at {GIVEN}" if answer.engine is None else f"on {spec_of(answer.engine).title}"
 
 
 def timed_place(summary: Summary) -> str:
-    """Where the rounds ran that a report's speedups are of."""
+    """The engine whose rounds were timed, as "on vLLM"."""
     timed = first(summary.answers, timed=True)
     if timed is not None:
         return at_place(timed)
@@ -225,14 +226,14 @@ def timed_place(summary: Summary) -> str:
 
 
 def timed_by(served: ServedSummary | None) -> str:
-    """What titles say of the clock of a server's times, where that is no clock on the wall."""
+    """The ending of titles where a server's times are processor time; else ""."""
     return ", by processor time" if served is not None and served.clock == "cpu" else ""
 
 
 def own_cost(emitted: RoundTokens) -> str:
-    """What a round costs on the harness's loop, in brackets; "" where that is not known.
+    """The cost of a round on the harness's loop, or at the given times, in brackets.
 
-    Or at the times that were given.
+    Empty where it is not known.
     """
     if emitted.own_cost is None:
         return ""
@@ -242,9 +243,9 @@ def own_cost(emitted: RoundTokens) -> str:
 
 
 def own_answer(summary: Summary, temperature: float) -> Answer | None:
-    """What was decided besides a server's own answer, on the whole workload.
+    """The answer on the whole workload that is not the measured server's.
 
-    That of our own loop, at the times that were given, or of the engine whose costs were.
+    It is of the harness's loop, of the given times, or of the engine whose costs were given.
     """
     at = where(summary.answers, temperature=temperature, prompt_set="all", timed=True)
     served = summary.served.engine if summary.served else None

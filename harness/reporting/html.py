@@ -1,10 +1,10 @@
 """report.html and index.html: pages that are one file each and open anywhere, in print too.
 
-A report says what report.md says, in the same order. Nothing is loaded from elsewhere, and the
-page's own policy forbids it. Every text goes through the template's escaping, since names of models
-are the user's. Plots are images inside the file: their ids stay apart, nothing in them can run, and
-the style sheet inverts them in a dark scheme. Without script a page is complete; a few lines of it
-sort tables by the values of their cells.
+report.html has the contents of report.md in the same order. Nothing is loaded from elsewhere, and
+the page's own policy forbids it. The template escapes every text, since the user chooses the names
+of models. Plots are images inside the file, so that their ids do not collide, no script in them can
+run, and the style sheet can invert them in a dark scheme. A page is complete without scripts; a
+short script sorts tables by the values of their cells.
 """
 
 import base64
@@ -20,17 +20,17 @@ from markupsafe import Markup
 from harness.reporting.content import Content
 from harness.reporting.definitions import Definition, closure, lookup
 from harness.reporting.markdown import environment_of
-from harness.reporting.serving import cards_of, without_line
+from harness.reporting.serving import snippet_groups, without_line
 from harness.reporting.tables.specification import Cell, Column, Table
 
 if TYPE_CHECKING:  # matplotlib takes a second
     from harness.reporting.plots import Drawn
 
-# What stands under the title: labels of `content.measured_with`, and how much of each
+# The line under the title: labels of `content.measured_with`, and the characters shown of each
 _FACTS = (("device", 100), ("date", len("2026-01-31T12:00")), ("git commit", 10))
 _WIDE = 600.0  # from this width on (in the drawing's own units) a plot takes the page's width
 _VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
-_NAMING = ("quantity", "part")  # columns whose cells name what the rest of the row is about
+_NAMING = ("quantity", "part")  # columns whose cells name a quantity, so that they have a link
 
 
 class Picture(NamedTuple):
@@ -42,7 +42,7 @@ class Picture(NamedTuple):
 
 
 class Image(NamedTuple):
-    """A plot in a page: what it shows, and its drawing for a page and for a phone."""
+    """A plot in a page: its caption, and its drawings for a wide page and for a phone."""
 
     caption: str
     page: Picture
@@ -58,17 +58,17 @@ class Term(NamedTuple):
     """An entry of the definitions at the end of a page."""
 
     definition: Definition
-    titles: tuple[str, ...]  # how the page calls it; its name in metrics.md where only that does
+    titles: tuple[str, ...]  # its names in the page; its name in metrics.md where it has none
 
     @property
     def name_in_files(self) -> str:
-        """Its name in metrics.md and in a run's files where the page uses another."""
+        """The name in metrics.md and in a run's files; "" where the page uses it too."""
         return "" if self.definition.name in self.titles else self.definition.name
 
 
 def report(content: Content, plots: "Sequence[Drawn]") -> str:
     """The text of report.html."""
-    first, rest = _what_and_why(content.verdicts[0]) if content.verdicts else ("", "")
+    first, rest = _headline_parts(content.verdicts[0]) if content.verdicts else ("", "")
     shown = content.snippets[:1] if first else ()
     first_line = shown[0] if shown and shown[0].code else None
     return page(
@@ -79,7 +79,7 @@ def report(content: Content, plots: "Sequence[Drawn]") -> str:
         verdict=first,
         verdict_numbers=rest,
         facts=_facts(content),
-        cards=cards_of(content.snippets[1:] if first_line else content.snippets),
+        snippet_groups=snippet_groups(content.snippets[1:] if first_line else content.snippets),
         first_line=first_line,
         remarks=without_line(content.snippets),
         plots=[Image(plot.caption, picture(plot.svg), picture(plot.narrow)) for plot in plots],
@@ -87,11 +87,11 @@ def report(content: Content, plots: "Sequence[Drawn]") -> str:
     )
 
 
-def _what_and_why(headline: str) -> tuple[str, str]:
-    """Where and what to do, in large letters, and the rest of the headline.
+def _headline_parts(headline: str) -> tuple[str, str]:
+    """The decision with its engine, for large letters, and the rest of the headline.
 
-    "Serve small at K=3: 1.42x, ..." and "On your server (vLLM), temperature 0: serve small at K=3,
-    1.42x, ...", whose first part is "On your server (vLLM): serve small at K=3".
+    "Serve small at K=3: 1.42x, ..." is split at the colon. "On your server (vLLM), temperature 0:
+    serve small at K=3, 1.42x, ..." has the first part "On your server (vLLM): serve small at K=3".
     """
     first, _, rest = headline.partition(": ")
     if not first.startswith(("On ", "At ")):
@@ -103,7 +103,7 @@ def _what_and_why(headline: str) -> tuple[str, str]:
 
 
 def page(template: str, *, scripts: Sequence[str] = ("page.js",), **values: Any) -> str:
-    """A whole HTML page, with these scripts of the templates inside it."""
+    """A complete HTML page; it contains these scripts of the template folder."""
     environment = _environment()
     assert environment.loader is not None
     script = "".join(environment.loader.get_source(environment, name)[0] for name in scripts)
@@ -114,7 +114,7 @@ def page(template: str, *, scripts: Sequence[str] = ("page.js",), **values: Any)
 
 
 def picture(svg: str) -> Picture:
-    """A plot's SVG as an address inside the page."""
+    """A plot's SVG as a data address, with its size."""
     size = _VIEW_BOX.search(svg)
     width, height = (float(size[1]), float(size[2])) if size else (_WIDE, _WIDE)
     encoded = base64.b64encode(svg.encode()).decode("ascii")
@@ -122,10 +122,10 @@ def picture(svg: str) -> Picture:
 
 
 def glossary(tables: Iterable[Table]) -> tuple[Term, ...]:
-    """Every definition that the tables link to, and those which these link to."""
+    """The definitions that the tables link to, and those that these definitions link to."""
     titles: dict[Definition, dict[str, None]] = {}
     for table in tables:
-        # What a column is about, without its interval
+        # The titles of columns without "[lo, hi]"
         linked = [
             (column_definition(c), c.definition or c.one_line.removesuffix(" [lo, hi]"))
             for c in table.columns
@@ -139,17 +139,17 @@ def glossary(tables: Iterable[Table]) -> tuple[Term, ...]:
 
 
 def column_definition(column: Column[Any]) -> Definition | None:
-    """What a header links to."""
+    """The definition that a column's header links to; None where there is none."""
     return lookup(column.definition or column.one_line)
 
 
 def cell_definition(cell: Cell, column: Column[Any]) -> Definition | None:
-    """What the name of a row links to, where it names a quantity."""
+    """The definition that a cell links to, in a column that names quantities; else None."""
     return lookup(cell.text) if column.title in _NAMING else None
 
 
 def _sort_value(cell: Cell) -> str:
-    """What a column of numbers is sorted by; empty cells stay at the end."""
+    """A cell's sort key in a column of numbers; empty cells stay at the end."""
     return f"{cell.value:.10g}" if isinstance(cell.value, int | float) else ""
 
 
@@ -157,13 +157,13 @@ def _css(column: Column[Any]) -> str:
     return "num" if column.align == "right" else "words" if column.flexible else ""
 
 
-def _lines(column: Column[Any]) -> list[str]:
-    """The header as it may be folded, after an underscore rather than before it."""
+def _header_lines(column: Column[Any]) -> list[str]:
+    """A column's title in lines, broken after an underscore rather than before it."""
     return column.title.replace("\n_", "_\n").split("\n")
 
 
 def _facts(content: Content) -> list[str]:
-    """Where, when and with what: the line under the title."""
+    """The parts of the line under the title: device, date and commit."""
     known = dict(content.measured)
     texts = {label: known[label][:length] for label, length in _FACTS if label in known}
     if "date" in texts:
@@ -178,7 +178,7 @@ def _environment() -> Environment:
     return environment_of(
         autoescape=True,
         css=_css,
-        lines=_lines,
+        lines=_header_lines,
         sort_value=_sort_value,
         column_definition=column_definition,
         cell_definition=cell_definition,

@@ -1,8 +1,8 @@
-"""index.html: every run of a results folder on one page, by what its numbers rest on.
+"""index.html: every run of a results folder on one page, in a table for each kind of evidence.
 
-A speedup that was measured, one that was predicted and one at a synthetic acceptance do not stand
-in one table. What the page says of a run is what the run's summary says. A folder that cannot be
-read (written by a newer version, say) keeps its row, with the reason.
+Measured speedups, predicted ones and those at a synthetic acceptance are in separate tables. All
+values come from the runs' summaries. A folder that cannot be read (for example, one written by a
+newer version) has a row with the reason.
 """
 
 from collections.abc import Sequence
@@ -38,19 +38,19 @@ TITLES: dict[Kind, str] = {
     "unreadable": "Not readable",
 }
 OUTCOMES = {"pass": "PASS", "unclear": "PASS, unclear", "fail": "FAIL"}
-# By column, what is not marked
+# By column, the values that are not marked
 GOOD = {"status": (COMPLETE,), "check": ("-", "PASS", "PASS, unclear", "TIE", "UNTESTED")}
 
 
 @dataclass(frozen=True)
 class Line:
-    """What the page says of one run; texts are empty and numbers None where it does not say."""
+    """The row of one run; texts are empty and numbers None where they do not apply."""
 
     folder: str  # its name in the results folder
     status: str
     kind: Kind = "unreadable"
     created: str = ""  # ISO date and time
-    check: str = ""  # how its gate ended; empty where it has none
+    check: str = ""  # the result of its check; empty where it has none
     verdict: str = ""
     temperature: float | None = None
     speedup: fmt.Bounded = (None, None, None)
@@ -61,7 +61,8 @@ class Line:
     error: str = ""  # why it cannot be read; empty where it can
 
 
-# The answer before all else: a phone shows the first columns. A folder's name has the command.
+# The answer comes first, since a phone shows the first columns only. A folder's name has the
+# command.
 COLUMNS: tuple[Column[Line], ...] = (
     Column("run", lambda line: line.folder, key=True),
     Column("verdict", lambda line: line.verdict, flexible=True),
@@ -103,12 +104,12 @@ def render(root: Path, lines: Sequence[Line]) -> Path:
 
 
 def unreadable(folder: str, error: str) -> Line:
-    """What the page says of a folder that cannot be read."""
+    """The row of a folder that cannot be read."""
     return Line(folder, "unreadable", error=error)
 
 
 def line_of(folder: str, summary: Summary) -> Line:
-    """What the page says of a run in a folder of this name."""
+    """The row of a run in a folder of this name."""
     facts, decision = summary.run, summary.headline
     trouble = run.status(facts)
     draft = facts.draft or (decision.draft if decision else None)
@@ -118,7 +119,7 @@ def line_of(folder: str, summary: Summary) -> Line:
         kind=_kind(summary),
         created=str(facts.created_utc or ""),
         check=_check(summary),
-        verdict=_verdict(summary),
+        verdict=_verdict_cell(summary),
         temperature=decision.temperature if decision else None,
         speedup=fmt.bounded(decision) if decision else (None, None, None),
         model=facts.model or "",
@@ -129,7 +130,7 @@ def line_of(folder: str, summary: Summary) -> Line:
 
 
 def _kind(summary: Summary) -> Kind:
-    """What its numbers rest on."""
+    """The kind of evidence of a run's numbers."""
     facts, kind = summary.run, page_of(summary).kind
     if kind != "check" and (facts.synthetic or facts.dummies):
         return "synthetic"
@@ -141,7 +142,7 @@ def _kind(summary: Summary) -> Kind:
 
 
 def _check(summary: Summary) -> str:
-    """How its gate ended: the output's comparison with plain decoding, or `fail_below`."""
+    """The result of comparing the output with plain decoding's, or the ratio with `fail_below`."""
     if summary.comparison is not None:
         outcomes = [run.outcome for run in summary.comparison.runs if run.outcome is not None]
         return next((word for key, word in reversed(OUTCOMES.items()) if key in outcomes), "")
@@ -149,10 +150,10 @@ def _check(summary: Summary) -> str:
     return verdict.snapshot_result(checks) if checks else ""
 
 
-def _verdict(summary: Summary) -> str:
-    """The first sentence of its report; of a decision, what to do; of a comparison, its ratios.
+def _verdict_cell(summary: Summary) -> str:
+    """The verdict in few words: the decision, else the first sentence of the report.
 
-    Of a comparison of engines what each gained: their ratio stands second in its report.
+    For compared runs it is the ratio of each, or the speedup on each engine where these differ.
     """
     if summary.comparison is not None:
         engines = gains_of_engines(summary.comparison)
@@ -174,7 +175,7 @@ def _verdict(summary: Summary) -> str:
 
 
 def _ratio(run: ComparedRun, reference: str) -> str:
-    """How a compared run's speedup relates to the reference's, and what it was held against."""
+    """A compared run's speedup / the reference's, and the threshold where there is one."""
     row = run.row
     if row is None or row.speedup_ratio is None:
         return f"{run.name}: no speedup to compare"
@@ -184,6 +185,6 @@ def _ratio(run: ComparedRun, reference: str) -> str:
 
 
 def _link(root: Path, line: Line) -> str:
-    """Its report, from the results folder; the folder itself where it has none."""
+    """The path from the results folder to a run's report, or to its folder without a report."""
     report = f"{line.folder}/report.html"
     return quote(report if (root / report).is_file() else line.folder)

@@ -11,13 +11,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from harness.reporting.content import Content
 from harness.reporting.definitions import METRICS
 from harness.reporting.grid import MARK
-from harness.reporting.serving import cards_of, without_line
+from harness.reporting.serving import snippet_groups, without_line
 from harness.reporting.tables.specification import Row, Table
 
 if TYPE_CHECKING:  # matplotlib takes a second
     from harness.reporting.plots import Drawn
 
-# What markdown would act on; an underscore inside a word (acceptance_rate) is left alone by it.
+# Characters with a meaning in markdown; an underscore inside a word (acceptance_rate) has none
 _SPECIAL = re.compile(r"([\\`*|<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
@@ -30,14 +30,14 @@ def report(content: Content, plots: "Sequence[Drawn]", folder: Path) -> str:
         report=content,
         plots=plots,
         mark=MARK,
-        cards=cards_of(content.snippets[1:]),
+        snippet_groups=snippet_groups(content.snippets[1:]),
         remarks=without_line(content.snippets[1:]),
         definitions=_definitions(folder),
     )
 
 
 def environment_of(*, autoescape: bool, **filters: Callable[..., Any]) -> Environment:
-    """The templates of reports, with these filters."""
+    """The environment of the report templates, with these filters."""
     environment = Environment(
         loader=PackageLoader("harness.reporting", "templates"),
         undefined=StrictUndefined,
@@ -51,22 +51,22 @@ def environment_of(*, autoescape: bool, **filters: Callable[..., Any]) -> Enviro
 
 
 def table(model: Table) -> str:
-    """A table in pipes, aligned in its source too; the best row is bold as well as named."""
+    """A table in markdown, with aligned columns in the source too; the best row is bold."""
     titles = [escape(column.one_line) for column in model.columns]
     rows = [_cells(row) for row in model.rows]
     widths = [max(3, *map(len, texts)) for texts in zip(titles, *rows, strict=True)]
     right = [column.align == "right" for column in model.columns]
     rule = ["-" * (width - flush) + ":" * flush for width, flush in zip(widths, right, strict=True)]
-    return "\n".join(_line(cells, widths, right) for cells in (titles, rule, *rows))
+    return "\n".join(_table_row(cells, widths, right) for cells in (titles, rule, *rows))
 
 
 def escape(text: str) -> str:
-    """Text whose characters markdown would otherwise act on."""
+    """A text with the special characters of markdown escaped."""
     return _SPECIAL.sub(r"\\\1", text).replace("\n", " ")
 
 
 def fenced(code: str, language: str) -> str:
-    """Code between fences that are longer than any row of backticks in it."""
+    """A code block whose fences are longer than any sequence of backticks in the code."""
     longest = max((len(found) for found in re.findall(r"`+", code)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{code}\n{fence}"
@@ -77,14 +77,14 @@ def _cells(row: Row) -> list[str]:
     return [f"**{text}**" if row.best and text else text for text in texts]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+def _table_row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     layout = zip(cells, widths, right, strict=True)
     padded = [text.rjust(width) if flush else text.ljust(width) for text, width, flush in layout]
     return f"| {' | '.join(padded)} |"
 
 
 def _definitions(folder: Path) -> str:
-    """A link to metrics.md where the run lies in a checkout; else only its name."""
+    """A link to metrics.md where the run is inside a checkout; else its name only."""
     checkout = METRICS.parents[2]
     name = METRICS.relative_to(checkout).as_posix()
     if folder.resolve().is_relative_to(checkout):

@@ -1,7 +1,7 @@
-"""What each command's report has: one record a command.
+"""The report of each command: title, sentences, tables and plots, one record for each command.
 
-A table without rows and a plot without data are not shown. To add a table is to write a function
-from `Summary` to `Table` and to name it here; a plot is named by its file (`plots.MAKERS`).
+A table without rows and a plot without data are not shown. To add a table, write a function from
+`Summary` to `Table` and name it here. Plots are named by their files (`plots.MAKERS`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,28 +26,27 @@ from harness.reporting.tables.specification import Table
 from harness.summary import Summary
 
 Maker = Callable[[Summary], Table | Sequence[Table]]
-# What the numbers of a command rest on, where that does not follow from its answer
+# The kind of evidence of a command's numbers, where it does not follow from the answer
 Kind = Literal["typed", "replayed", "check", "profile"]
 
 
 @dataclass(frozen=True)
 class Page:
-    """One command's report: its title, sentences, tables, plots and limits."""
+    """The report of one command: its title, sentences, tables, plots and limits."""
 
     title: str  # with {pair} for the models
     verdicts: Callable[[Summary], tuple[str, ...]]  # the main one first; none where none applies
     next_step: Callable[[Summary], NextStep | None]
     main: tuple[Maker, ...]  # tables that the answer is read from, most important first
-    more: tuple[Maker, ...] = ()  # how it was measured, or further
-    brief: tuple[Maker, ...] = ()  # the console's, after the grid
-    plots: tuple[str, ...] = ()  # the first one stands by the verdict
-    grid: Callable[[Summary], Table] | None = (
-        None  # what to serve, by temperature and engine; on the console
-    )
-    serves: bool = False  # whether there are lines to paste into a server
-    computes: bool = False  # whether nothing was timed: numbers were given, or of stored runs
+    more: tuple[Maker, ...] = ()  # further tables, such as how the numbers were measured
+    brief: tuple[Maker, ...] = ()  # tables of the console, after the grid
+    plots: tuple[str, ...] = ()  # the first one is shown next to the verdict
+    # The console's table of answers by temperature and engine
+    grid: Callable[[Summary], Table] | None = None
+    serves: bool = False  # whether the report has serving commands
+    computes: bool = False  # whether nothing was timed: numbers were given, or are of stored runs
     kind: Kind | None = None
-    # The most that report.md of a run of usual size has
+    # Limits of report.md for a run of usual size
     words: int = 2500
     tables: int = 12
 
@@ -190,16 +189,16 @@ def page_of(summary: Summary) -> Page:
 
 
 def title_of(summary: Summary) -> str:
-    """What the run is, in one line."""
+    """The title of a run's report."""
     run = summary.run
     pair = " with ".join(name for name in (run.model, run.draft) if name) or "a pair"
     return page_of(summary).title.format(pair=pair)
 
 
 def tables_of(summary: Summary, *, main: bool = False) -> tuple[Table, ...]:
-    """Every table of a run that has at least one row; with `main` those of the answer.
+    """The tables of a run that have rows; with `main` only those that the answer is read from.
 
-    A note that several tables share is made under the last of them only.
+    A note that several tables share is shown under the last of them only.
     """
     page = page_of(summary)
     made = list(_made(page.main if main else (*page.main, *page.more), summary))
@@ -211,7 +210,7 @@ def tables_of(summary: Summary, *, main: bool = False) -> tuple[Table, ...]:
 
 
 def brief_tables(summary: Summary) -> tuple[Table, ...]:
-    """The console's tables after the grid, by importance."""
+    """The console's tables after the grid, most important first."""
     return tuple(_made(page_of(summary).brief, summary))
 
 

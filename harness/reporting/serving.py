@@ -1,8 +1,8 @@
-"""What to paste into a server: one line per engine, with its K and how that is known.
+"""Serving commands: one for each engine, with its K and the evidence for it.
 
-Of a server run it is the line of the engine that was measured. Of a sweep and an audition no other
-engine ran: a line for one comes after the command that measures it (`measure_command`). Lines are
-those of the headline's temperature, the engine that `engine=` names first.
+A server run has the command of the engine that it measured. In a sweep and an audition no other
+engine ran, so the command of an engine follows the command that measures it (`measure_command`).
+The commands are for the headline's temperature; the engine that `engine=` names comes first.
 
 Each engine's syntax is in its module of `harness.serving`.
 """
@@ -24,56 +24,55 @@ from harness.summary import Answer, Schedule, ServedSummary, Summary
 
 @dataclass(frozen=True)
 class Snippet:
-    """What to paste, and what to know of it."""
+    """A serving command of one engine, with its notes."""
 
-    title: str  # for whom: the engine, and the version whose syntax it is
-    code: str  # the text to paste, line breaks included; empty where there is nothing to paste
-    # Whole sentences on it: the speedup under the engine's own rule, caveats.
-    notes: tuple[str, ...] = ()
+    title: str  # the engine, and the version whose syntax it is
+    code: str  # the command, line breaks included; empty where there is none
+    notes: tuple[str, ...] = ()  # whole sentences: the speedup under the engine's rule, caveats
     language: str = "sh"  # of the code, as a code host names it
-    measured: str = ""  # what the measurement used, where that is known and is not the code
-    # What measures the engine, where that was not done, to be pasted before the code; and when the
-    # code is for then
+    measured: str = ""  # the command of the measurement, where it is known and is not the code
+    # The command that measures an engine which was not measured, to be run before the code; and the
+    # words between the two ("If it pays:")
     measure: str = ""
     then: str = ""
-    name: str = ""  # of the engine, where the title says more
-    marked: bool = False  # whether it is for the marked row's engine
+    name: str = ""  # of the engine, where the title has more words
+    marked: bool = False  # whether it is for the engine of the marked row
 
 
 @dataclass(frozen=True)
-class Card:
-    """Lines of engines of which the same is said."""
+class SnippetGroup:
+    """Serving commands of engines that share their first note."""
 
-    known: str  # what is known of the speedup: one sentence for all of them; "" for a single one
-    notes: tuple[str, ...]  # what several of them share beyond it, each with their names
-    snippets: tuple[Snippet, ...]  # each with the notes that it has alone
+    known: str  # the shared note, on the speedup; "" for a single command
+    notes: tuple[str, ...]  # other notes that several commands share, each with their names
+    snippets: tuple[Snippet, ...]  # each with the notes that only it has
 
 
-def cards_of(snippets: Sequence[Snippet]) -> tuple[Card, ...]:
-    """The lines to paste, those that share their first sentence together."""
+def snippet_groups(snippets: Sequence[Snippet]) -> tuple[SnippetGroup, ...]:
+    """The serving commands, grouped by their first note."""
     pasted = [snippet for snippet in snippets if snippet.code]
     by_sentence = grouped(pasted, lambda snippet: "".join(snippet.notes[:1]))
-    return tuple(_card(known, group) for known, group in by_sentence.items())
+    return tuple(_snippet_group(known, group) for known, group in by_sentence.items())
 
 
 def without_line(snippets: Sequence[Snippet]) -> dict[str, list[str]]:
-    """What is said of engines that have nothing to paste, each sentence with their names."""
+    """The notes on engines without a serving command, each with the names of the engines."""
     return _titles((snippet, snippet.notes) for snippet in snippets if not snippet.code)
 
 
 def _titles(noted: Iterable[tuple[Snippet, Sequence[str]]]) -> dict[str, list[str]]:
-    """Of each note, the titles of the snippets that it is of."""
+    """The titles of the snippets that have each note."""
     pairs = [(note, snippet.name or snippet.title) for snippet, notes in noted for note in notes]
     groups = grouped(pairs, lambda pair: pair[0])
     return {note: [title for _, title in group] for note, group in groups.items()}
 
 
-def _card(known: str, snippets: Sequence[Snippet]) -> Card:
+def _snippet_group(known: str, snippets: Sequence[Snippet]) -> SnippetGroup:
     if len(snippets) == 1:
-        return Card("", (), tuple(snippets))
-    who = _titles((snippet, snippet.notes[1:]) for snippet in snippets)
-    shared = {note: titles for note, titles in who.items() if len(titles) > 1}
-    return Card(
+        return SnippetGroup("", (), tuple(snippets))
+    titles_by_note = _titles((snippet, snippet.notes[1:]) for snippet in snippets)
+    shared = {note: titles for note, titles in titles_by_note.items() if len(titles) > 1}
+    return SnippetGroup(
         known,
         tuple(
             note if len(titles) == len(snippets) else f"{', '.join(titles)}: {note}"
@@ -93,21 +92,21 @@ UNKNOWN = (
 UNKNOWN_SERVED = "The records do not say what the draft is, so there is no line for its server."
 IF_IT_PAYS, UNTIL_THEN = "If it pays:", "Until then, without a draft:"
 AS_FAST = "If it is as fast as the K by load:"
-# The keys, and groups of keys, that another command on the same texts and machine is given too
+# Keys, and groups of keys, that are passed on to another command on the same texts and machine
 KEPT = frozenset(
     {
         *("model", "prompts", "decode", "new_tokens", "seed"),
         *("device", "backend", "threads", "results_root"),
     }
 )
-# Of these, what is of this machine's loop and of no server
+# Those of them that apply to the harness's own loop and to no server
 OF_THE_LOOP = ("device", "backend", "decode.stop", "decode.acceptance")
 ATTACHED = "'url=[PLAIN,SPECULATIVE]'"  # servers that run already
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
 
 
 def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
-    """What to serve at the headline's temperature, the engine that was asked for first."""
+    """The serving commands at the headline's temperature; the engine asked for comes first."""
     shown = grid.marked(summary)
     if shown is None:
         return ()
@@ -119,14 +118,14 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
     if own is None:
         return ()
     asked, made = summary.run.serve_on, list[Snippet]()
-    first_line = asked or served_target(summary)  # the target is on that engine
+    first_line = asked or served_target(summary)  # the second: the target runs on that engine
     for server in sorted(with_lines(), key=lambda name: name != first_line):
-        # At temperature 0 a variant drafts as its engine does
+        # At temperature 0 a variant has the same drafts as its engine
         if server == asked or shown.row.temperature or ENGINES[server].variant_of is None:
-            line = _line(summary, own, server)
+            line = _engine_snippet(summary, own, server)
             line = replace(line, name=f"{_titled(ENGINES[server])}{ENGINES[server].line_title}")
-            # Nothing is said of a setting that does not apply to the draft; a variant has its
-            # engine's line for a look-up, whose tokens are chosen
+            # A variant whose setting does not apply to the draft is left out. So is one whose
+            # command is its engine's, as for a look-up, which does not sample its tokens.
             if not line.code and server != asked and ENGINES[server].variant_of is not None:
                 continue
             if not line.code or line.code not in {other.code for other in made}:
@@ -144,7 +143,7 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
 
 
 def _named_engine(line: Snippet) -> Snippet:
-    """A line after the first, whose command measures this engine too with these keys."""
+    """A snippet after the first: its title has the keys with which that command measures it."""
     if not line.measure:
         return line
     first_of = (word for word in shlex.split(line.measure) if word.startswith(("engine=", "url=")))
@@ -157,7 +156,7 @@ def _toys(summary: Summary) -> tuple[str, ...]:
 
 
 def _measured_server(summary: Summary, served: ServedSummary, shown: Marked) -> tuple[Snippet, ...]:
-    """The server that was measured; other engines' speed is not known from it."""
+    """The command of the server that was measured; it says nothing on other engines' speed."""
     if served.commands:
         return (_measured_command(summary, served, shown),)
     engine = spec_of(served.engine)
@@ -171,7 +170,7 @@ def _measured_server(summary: Summary, served: ServedSummary, shown: Marked) -> 
     title += _known_k(answer)
     if pasted.kind == "unknown":
         return (Snippet(title, "", (UNKNOWN_SERVED,)),)
-    pasted = _on(engine, pasted)
+    pasted = _with_served_kind(engine, pasted)
     known = (_measured(answer, served), _requests(pasted), *_only_here(served, answer))
     line = engine.lines[pasted.kind]
     more = (*filter(None, (line.note,)), *line.more(pasted), *_toys(summary))
@@ -181,7 +180,7 @@ def _measured_server(summary: Summary, served: ServedSummary, shown: Marked) -> 
 
 
 def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) -> Snippet:
-    """What to serve; where nothing is decided the plain server, and the K to try."""
+    """The command of the server at the K to serve; undecided: plain decoding, and the K to try."""
     commands = {each.k: each for each in served.commands if each.slots == 1}
     answer, version = shown.answer, _timed_with(served)
     notes: list[str] = []
@@ -200,7 +199,7 @@ def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) ->
     flags = spec_of(served.engine).in_production
     code = "\n".join(f"{h}{commands[k].production or commands[k].line}" for k, h in heads.items())
     measured = "\n".join(f"{head}{commands[k].line}" for k, head in heads.items())
-    as_measured = code == measured  # of an earlier version
+    as_measured = code == measured  # runs of an earlier version have no production command
     if flags and as_measured:
         notes.append(f"It was measured as it stands; in production give {flags} what you need.")
     elif flags:
@@ -212,7 +211,7 @@ def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) ->
 
 
 def _only_here(served: ServedSummary, answer: Answer) -> Sequence[str]:
-    """That a K is not lossless at another temperature."""
+    """A note on temperatures at which the K to serve is not lossless."""
     others = dict.fromkeys(gate.temperature for gate in served.gates)
     changed = [t for t in others if answer.k in served.not_lossless(t)]
     if not changed:
@@ -224,13 +223,13 @@ def _only_here(served: ServedSummary, answer: Answer) -> Sequence[str]:
 
 
 def _version(served: ServedSummary) -> str:
-    """The engine and its version, as it answered."""
-    told = served.version if served.version != "unknown" else "of unknown version"
-    return f"{spec_of(served.engine).title} {told}"
+    """The engine with the version that it reported."""
+    version = served.version if served.version != "unknown" else "of unknown version"
+    return f"{spec_of(served.engine).title} {version}"
 
 
 def _timed_with(served: ServedSummary) -> str:
-    """What was timed: the engine, or a wheel of it where the line is the binary's."""
+    """The engine that was timed; its wheel, where that ran and the command is the binary's."""
     wheel = spec_of(served.engine).wheel
     if wheel and served.version.startswith(wheel):
         return f"timed: the Python wheel {served.version}, not this binary"
@@ -238,7 +237,7 @@ def _timed_with(served: ServedSummary) -> str:
 
 
 def _known_k(answer: Answer) -> str:
-    """The K of a line, and how it is known on its engine."""
+    """The K of a serving command, and the evidence for it on its engine."""
     return f", K={answer.named[1]}: {grid.evidence(answer)}"
 
 
@@ -246,38 +245,38 @@ def _measured(answer: Answer, served: ServedSummary) -> str:
     return f"{fmt.gain(answer)}, measured on held-out prompts on {_version(served)}."
 
 
-def _line(summary: Summary, own: Answer, server: str) -> Snippet:
-    """An engine's line at the temperature of our own loop's answer; no code where it has none."""
+def _engine_snippet(summary: Summary, own: Answer, server: str) -> Snippet:
+    """An engine's serving command at the temperature of the harness's answer, or only notes."""
     engine = ENGINES[server]
     at = where(summary.answers, temperature=own.temperature, prompt_set="all")
     answer = first(at, engine=server)
     if answer is not None and answer.temperature == GREEDY and engine.variant_of is not None:
         kind = _pair(summary, answer).kind
-        if kind not in engine.lines:  # at temperature 0 a variant drafts as its engine does
+        if kind not in engine.lines:  # at temperature 0 a variant has the same drafts as its engine
             engine = ENGINES[engine.variant_of]
     title = f"{_titled(engine)}{engine.line_title}"
     if answer is None:
         return _of_another_draft(summary, own, engine, title)
     served = replace(_pair(summary, answer), rule=engine.rule)
     if answer.decision == "does_not_pay":
-        return replace(_without_draft(engine, served, title), notes=(_known(answer),))
+        return replace(_without_draft(engine, served, title), notes=(_evidence(answer),))
     title = f"{title}{_known_k(answer)}"
     measure = "" if answer.timed else measure_command(summary, server, answer) or ""
     if not (answer if answer.timed else own).speculates:
         made = _without_draft(engine, served, title)
         if measure:
             made = replace(made, title=title, measure=measure, then=UNTIL_THEN)
-        return replace(made, notes=(_known(answer), *made.notes))
+        return replace(made, notes=(_evidence(answer), *made.notes))
     if served.kind not in engine.lines:
         return Snippet(title, "", (UNKNOWN.format(draft=served.draft),))
     lacking = kind_of(own.draft, summary.run.models)
-    said = "" if lacking in (*engine.lines, "unknown") else f"{not_available(lacking)} "
-    known = f"{said}{_known(answer)}"
-    return replace(_snippet(engine, served, title, known), measure=measure, then=IF_IT_PAYS)
+    missing = "" if lacking in (*engine.lines, "unknown") else f"{not_available(lacking)} "
+    known = f"{missing}{_evidence(answer)}"
+    return replace(_draft_snippet(engine, served, title, known), measure=measure, then=IF_IT_PAYS)
 
 
 def _of_another_draft(summary: Summary, own: Answer, engine: EngineSpec, title: str) -> Snippet:
-    """The line of an engine of which not even tokens per round are known."""
+    """The serving command of an engine whose tokens per round are not known."""
     served = replace(_pair(summary, own), rule=engine.rule)
     if not own.speculates:
         return Snippet(title, "")
@@ -286,12 +285,13 @@ def _of_another_draft(summary: Summary, own: Answer, engine: EngineSpec, title: 
         note = UNKNOWN.format(draft=served.draft) if unknown else not_available(served.kind)
         return Snippet(title, "", (note,))
     measure = measure_command(summary, engine.name, own) or ""
-    made = _snippet(engine, served, f"{title}, K={own.k}: not measured", _not_known(engine, served))
+    title = f"{title}, K={own.k}: not measured"
+    made = _draft_snippet(engine, served, title, _why_unknown(engine, served))
     return replace(made, measure=measure, then=IF_IT_PAYS)
 
 
-def _snippet(engine: EngineSpec, served: PairToServe, title: str, known: str) -> Snippet:
-    """A server's line for a draft of a kind that it has."""
+def _draft_snippet(engine: EngineSpec, served: PairToServe, title: str, known: str) -> Snippet:
+    """The serving command of an engine that has the kind of draft."""
     entry = engine.lines[served.kind]
     requests = _requests(served) if engine.sampling_in_requests else ""
     notes = (known, *filter(None, (requests, entry.note)), *entry.more(served))
@@ -302,9 +302,9 @@ def _snippet(engine: EngineSpec, served: PairToServe, title: str, known: str) ->
 
 
 def measure_command(summary: Summary, server: str, answer: Answer) -> str | None:
-    """What measures a pair on an engine, at the draft, K and temperature of an answer.
+    """The command that measures an answer's draft, K and temperature on an engine.
 
-    None where `harness.server` does not measure that engine, or no draft of that kind on it.
+    None where `harness.server` does not measure that engine, or not with that kind of draft.
     """
     variant = ENGINES[server]
     engine = ENGINES[variant.variant_of or server]
@@ -324,13 +324,13 @@ def measure_command(summary: Summary, server: str, answer: Answer) -> str | None
 
 
 def served_target(summary: Summary) -> str | None:
-    """The engine whose server completed an audition's prompts; None where none did."""
+    """The engine whose server generated an audition's completions; None where none did."""
     found = (each.values["engine"] for each in summary.caveats if each.code == "texts_from")
     return next((str(engine) for engine in found), None)
 
 
 def model_keys(summary: Summary) -> str:
-    """What names the target on a command line."""
+    """The command line keys of the target."""
     name = summary.run.model or ""
     if _ships("model", name):
         return f"model={name}"
@@ -338,7 +338,7 @@ def model_keys(summary: Summary) -> str:
 
 
 def other_keys(summary: Summary, but: Sequence[str] = ()) -> str:
-    """What else the run was given of its texts and its machine, `but` some, quoted for a shell."""
+    """The other keys of the run on its texts and its machine, quoted, without those of `but`."""
     words = shlex.split(summary.run.made_with.command or "")
     named = {word: word.partition("=")[0] for word in words if "=" in word}
     return "".join(
@@ -351,7 +351,7 @@ def other_keys(summary: Summary, but: Sequence[str] = ()) -> str:
 
 
 def draft_keys(summary: Summary, draft: str) -> str | None:
-    """What names a draft on a command line; None where nothing does."""
+    """The command line keys of a draft; None where no keys name it."""
     kind, facts = kind_of(draft, summary.run.models), summary.run.facts_of(draft)
     spec = DRAFTS.get(kind)
     if facts is not None and facts.layers is not None and kind == "early_exit":
@@ -372,7 +372,7 @@ def _ships(group: str, name: str) -> bool:
     return bool(name) and shipped.is_file() and "???" not in shipped.read_text("utf-8")
 
 
-# ---- what is served ------------------------------------------------------------------------------
+# ---- the pair ------------------------------------------------------------------------------------
 
 
 def _target(summary: Summary) -> str:
@@ -381,11 +381,11 @@ def _target(summary: Summary) -> str:
 
 
 def _pair(summary: Summary, answer: Answer) -> PairToServe:
-    """The draft and K that an answer names."""
-    return _served(summary, *answer.named, answer.temperature or 0.0)
+    """The pair with the draft and K that an answer names."""
+    return _pair_with(summary, *answer.named, answer.temperature or 0.0)
 
 
-def _served(summary: Summary, draft: str | None, k: int, temperature: float) -> PairToServe:
+def _pair_with(summary: Summary, draft: str | None, k: int, temperature: float) -> PairToServe:
     facts = summary.run.facts_of(draft)
     return PairToServe(
         target=_target(summary),
@@ -399,13 +399,13 @@ def _served(summary: Summary, draft: str | None, k: int, temperature: float) -> 
     )
 
 
-def _on(engine: EngineSpec, served: PairToServe) -> PairToServe:
-    """As a draft model where the engine has no line for the kind."""
+def _with_served_kind(engine: EngineSpec, served: PairToServe) -> PairToServe:
+    """The pair; with a draft model where the engine has no command for the kind of draft."""
     return served if served.kind in engine.lines else replace(served, kind="model")
 
 
 def _without_draft(engine: EngineSpec, served: PairToServe, title: str) -> Snippet:
-    """The target alone, where the headline says so."""
+    """The command that serves the target without a draft."""
     code = engine.plain(served)
     file = f"TARGET.gguf stands for your conversion of {served.target}."
     notes = (file,) if engine.reads_gguf else ()
@@ -413,7 +413,7 @@ def _without_draft(engine: EngineSpec, served: PairToServe, title: str) -> Snipp
 
 
 def _validation(summary: Summary, own: Answer) -> Sequence[Snippet]:
-    """Engines with random weights and the run's acceptance, for their latency alone."""
+    """Commands that run engines with random weights at the run's acceptance, to time them."""
     rates, served = _acceptance(summary, own), _pair(summary, own)
     if len(rates) < own.k or served.kind != "model":
         return ()
@@ -435,7 +435,7 @@ def _validation(summary: Summary, own: Answer) -> Sequence[Snippet]:
 
 
 def _acceptance(summary: Summary, chosen: Answer) -> tuple[float, ...]:
-    """Unconditional acceptance by position at an answer's K; measured before replayed."""
+    """The unconditional acceptance by position at an answer's K; measured, else replayed."""
     cell = {"draft": chosen.draft, "temperature": chosen.temperature, "k": chosen.k}
     entries = where(summary.acceptance_by_position, prompt_set="all", **cell)
     entries.sort(key=lambda entry: entry.source != "measured")
@@ -446,9 +446,9 @@ def _acceptance(summary: Summary, chosen: Answer) -> tuple[float, ...]:
 
 
 def schedule_snippets(summary: Summary) -> tuple[Snippet, ...]:
-    """K by load at each temperature, as the measured engine takes it.
+    """K by load at each temperature, in the syntax of the measured engine.
 
-    None of one load, and of loads at which no K pays.
+    A temperature with a single load, or at whose loads no K pays, has none.
     """
     served = summary.served
     if served is None or not spec_of(served.engine).lines:
@@ -464,7 +464,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     engine = ENGINES[measured.engine]
     k_by_load = {entry.low: entry.k for entry in schedule.entries}
     largest_k = max(k_by_load.values())
-    # Of the servers that had room for the load; none of servers that the run attached to
+    # The commands of the servers with most slots; none where the run attached to servers
     slots = max((each.slots for each in measured.commands), default=0)
     started = {each.k: each for each in measured.commands if each.slots == slots}
     commands = {k: command.production or command.line for k, command in started.items()}
@@ -478,8 +478,8 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
         if entry.tied
     ]
     facts = summary.run.facts_of(summary.run.draft)
-    pasted = _served(summary, summary.run.draft, largest_k, schedule.temperature)
-    pasted = _on(engine, replace(pasted, draft=(facts and facts.id) or "DRAFT"))
+    pasted = _pair_with(summary, summary.run.draft, largest_k, schedule.temperature)
+    pasted = _with_served_kind(engine, replace(pasted, draft=(facts and facts.id) or "DRAFT"))
     largest = max(entry.concurrency for entry in schedule.entries)
     notes = [*ties, *engine.schedule_notes(k_by_load, largest)]
     if engine.schedule is not None:
@@ -493,7 +493,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
 
 
 def _measure_schedule(summary: Summary, schedule: Schedule, measured: ServedSummary) -> str:
-    """What measures one server with this schedule; "" where it is measured, or cannot be."""
+    """The command that measures a server with this schedule; "" if measured, or not possible."""
     engine, draft = ENGINES[measured.engine], str(summary.run.draft)
     changes_k = engine.varying.get("schedule")
     kind, pair = kind_of(draft, summary.run.models), draft_keys(summary, draft)
@@ -521,7 +521,10 @@ def _server_per_k(
     k_by_load: Mapping[int, int],
     largest: int | None,
 ) -> str:
-    """A server for each K, below the loads that it is for, up to the largest that has one."""
+    """The command of a server for each K, each below a comment with its loads.
+
+    `largest` is the largest load of the last one; None where it has no limit.
+    """
     lines: list[str] = []
     ends = [*[*k_by_load][1:], None if largest is None else largest + 1]
     for (low, k), after in zip(k_by_load.items(), ends, strict=True):
@@ -539,8 +542,8 @@ def _titled(engine: EngineSpec) -> str:
     return " ".join(filter(None, (engine.title, engine.version)))
 
 
-def _known(answer: Answer) -> str:
-    """What is known of an engine that did not run, as a sentence."""
+def _evidence(answer: Answer) -> str:
+    """The speedup of an engine, or the cost of a round below which K pays, as a sentence."""
     emitted = answer.round
     if answer.timed:
         if answer.pairs is not None:
@@ -554,8 +557,8 @@ def _known(answer: Answer) -> str:
     return f"K={emitted.k} pays while a round there costs less than {below} of its plain tokens."
 
 
-def _not_known(engine: EngineSpec, served: PairToServe) -> str:
-    """Why not even the tokens per round of an engine are known."""
+def _why_unknown(engine: EngineSpec, served: PairToServe) -> str:
+    """The reason why the tokens per round of an engine are not known."""
     if served.synthetic:
         return "Not measured: acceptance was set here; what this engine would accept is not known."
     if not drafts_alike(engine.name, served.kind, served.temperature):
@@ -566,7 +569,7 @@ def _not_known(engine: EngineSpec, served: PairToServe) -> str:
 
 
 def _requests(served: PairToServe) -> str:
-    """Which requests the speedup is of, for an engine whose requests say how to sample."""
+    """The sampling parameters of the requests that the speedup holds for, as a sentence."""
     sampling = served.sampling
     penalty = sampling.repetition_penalty
     penalised = "" if penalty is None else f" and repetition_penalty {penalty:g}"
@@ -584,7 +587,7 @@ def _requests(served: PairToServe) -> str:
 
 
 def not_available(kind: DraftKind) -> str:
-    """What is said of an engine that has no such drafting."""
+    """The note on an engine that does not have this kind of draft."""
     if kind == "copy":
         return (
             "Not available here: engines make no copy of the target; convert one, and serve it as"

@@ -1,10 +1,10 @@
 """The kinds of drafts: one `DraftSpec` for each.
 
 A kind is added by an entry of `DRAFTS` and the module that its `loader` names: a look-up
-(`harness.decoding.lookups`), or a head in `harness.models.heads`. What it proposes is a chain of
-tokens; what a tree of them would change is said in `harness.decoding.protocols`. Commands and
-analysis decide what to do for a kind by a field of its entry. Which kinds an engine has, and how it
-names them, is the engine's to say (`EngineSpec.drafts`, `alike` and `lines`).
+(`harness.decoding.lookups`), or a head in `harness.models.heads`. A draft proposes a chain of
+tokens; `harness.decoding.protocols` describes what a tree would change. Commands and analysis
+decide by the fields of an entry. The kinds that an engine has, and its names for them, are in the
+engine's record (`EngineSpec.drafts`, `alike` and `lines`).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from harness.records import LONGEST_NGRAM, first
 if TYPE_CHECKING:  # every command's --help imports this module
     from harness.summary import ModelFacts
 
-# A key of DRAFTS; "unknown" where only a name is known of the draft: no engine has a line for it
+# A key of DRAFTS, or "unknown" for a draft of which only the name is known; no engine serves that
 DraftKind = str
 UNKNOWN: DraftKind = "unknown"
 
@@ -27,22 +27,22 @@ class DraftSpec:
     """A kind of draft.
 
     Attributes:
-        phrase: what a sentence calls such a draft, with its article.
-        weights: where they are: its `own`, in the checkpoint that its id names; in the
-            `target_checkpoint`, unless its id names another; `target_layers`, shared with the
-            loaded target; a `copy` of the target in another dtype; or `none`, since it looks its
-            tokens up. A look-up has the name of its kind in the records.
-        loader: what makes one, as "module:name"; "" for a model that transformers loads. Of a kind
-            without weights a `LookupDrafter`, by the ids that end a text; else a function of its
-            `ModelConf` and the loaded target, which gives a `LoadedHead` where it reads states, a
-            `LoadedModel` where it does not.
-        shape: what reads a head's sizes from its config.json, in the same form; "" for nothing.
+        phrase: the name of such a draft in a sentence, with its article.
+        weights: where they are: `own`, in the checkpoint that its id names; `target_checkpoint`,
+            there unless its id names another; `target_layers`, shared with the loaded target;
+            `copy`, the target in another dtype; `none` for a look-up. A look-up has the name of its
+            kind in the records.
+        loader: the function that loads it, as "module:name"; "" for a model that transformers
+            loads. For a look-up it takes the ids that end a text and returns a `LookupDrafter`;
+            else it takes the `ModelConf` and the loaded target and returns a `LoadedHead` where it
+            reads states, otherwise a `LoadedModel`.
+        shape: the function that reads a head's sizes from its config.json, in the same form; or "".
         reads_states: whether it is a head, which drafts from hidden states of the target.
-        chained: whether a head takes a pass for every token, and does not draft a block at once.
-        replayed: whether replay says what it drafts. Else that depends on requests before, or on
-            where rounds began, so that an engine that has it is measured, and no more.
+        chained: whether a head takes a forward for every token, and does not draft a block at once.
+        replayed: whether replay can tell what it drafts. Otherwise that depends on earlier
+            requests, or on where rounds began, and engines with it are only measured.
         least_k: the smallest K at which it drafts.
-        least_text: what a text must be longer than besides K before a look-up drafts.
+        least_text: a look-up drafts only in a text that is longer than K plus this number.
     """
 
     phrase: str
@@ -76,17 +76,17 @@ class DraftSpec:
 
     @property
     def load(self) -> Callable[..., Any]:
-        """The function that `loader` names, imported only now: not every command needs torch."""
+        """The function that `loader` names; it is imported here, since few commands need torch."""
         return resolve_name(self.loader)
 
     @property
     def read_shape(self) -> Callable[..., Any]:
-        """The `HeadArchitecture` of a config.json and its name in errors, by what `shape` names."""
+        """The function that `shape` names: takes a config.json, returns a `HeadArchitecture`."""
         return resolve_name(self.shape)
 
 
 def _ngram_simple(name: str, size: int, loader: str) -> DraftSpec:
-    """llama.cpp's look-up of exactly so many tokens (`SimpleNgramDrafter`)."""
+    """llama.cpp's look-up of exactly `size` tokens (`SimpleNgramDrafter`)."""
     return DraftSpec(
         f"llama.cpp's {name}look-up",
         "none",
@@ -100,7 +100,7 @@ _IN = "harness.models.heads"
 
 
 def _head(phrase: str, name: str, **more: Any) -> DraftSpec:
-    """A head, or another draft that reads states, whose loader has its module's name."""
+    """A draft that reads states; the name of its module is also that of its loader."""
     return DraftSpec(phrase, loader=f"{_IN}.{name}:load_{name}", reads_states=True, **more)
 
 
@@ -129,7 +129,7 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
 
 
 def looks_up(draft: str | None) -> bool:
-    """True where the draft of a record, by its name there, looks its tokens up."""
+    """True where the draft of this name in a record is a look-up."""
     return draft in DRAFTS and DRAFTS[draft].looks_up
 
 

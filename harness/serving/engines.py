@@ -9,7 +9,7 @@ from harness.serving.drafts import DRAFTS, UNKNOWN, DraftKind
 from harness.serving.round_counting import Counting
 from harness.serving.spec import EngineSpec
 
-# Our own loop, which decodes in this process
+# The harness's own loop, which decodes in this process
 OWN = EngineSpec(
     name=OWN_LOOP,
     title="the harness's loop",
@@ -27,7 +27,7 @@ OPENAI = EngineSpec(
     starts=False,
     drafts=("model", "eagle3", "mtp", "ngram"),
 )
-# By name; reports list them in this order, and their first line is for the first that has one
+# By name, in the order of reports: the first serving command is that of the first engine with one
 ENGINES: dict[str, EngineSpec] = {
     spec.name: spec
     for spec in (
@@ -48,12 +48,12 @@ ENGINES: dict[str, EngineSpec] = {
 
 
 def spec_of(name: str) -> EngineSpec:
-    """The engine of a stored run; one that is not listed here is known by its name alone."""
+    """The engine of a stored run; an engine that is not listed here has only a name."""
     return ENGINES.get(name) or EngineSpec(name, name)
 
 
 def with_lines() -> dict[str, EngineSpec]:
-    """The engines that a report has a line and a row for."""
+    """The engines with serving commands; these have rows in reports."""
     return {name: spec for name, spec in ENGINES.items() if spec.lines}
 
 
@@ -63,9 +63,9 @@ def measurable() -> dict[str, EngineSpec]:
 
 
 def drafts_alike(name: str, kind: DraftKind, temperature: float) -> bool:
-    """True where an engine's drafts of a kind are a run's; of an unknown kind they may be.
+    """True where an engine proposes the same tokens as a run with this kind of draft.
 
-    At temperature 0 a variant that samples its drafts drafts as its engine does.
+    True for an unknown kind, too. At temperature 0 a variant has the same drafts as its engine.
     """
     spec = ENGINES[name]
     if temperature == GREEDY and spec.variant_of is not None:
@@ -74,5 +74,5 @@ def drafts_alike(name: str, kind: DraftKind, temperature: float) -> bool:
 
 
 def rented() -> dict[str, str]:
-    """The pip packages of the image of each engine that has one on rented machines."""
+    """The pip requirement of each engine that has an image on rented machines, by name."""
     return {name: spec.rented for name, spec in ENGINES.items() if spec.rented}

@@ -1,22 +1,22 @@
-"""llama.cpp: what it accepts and drafts, and what it is started with. Read in build 11368.
+"""llama.cpp: acceptance rules, drafts and serving commands, from the sources of build 11368.
 
 - common/speculative.cpp, draft-simple: the argmax is proposed, and accepted where the target's
   sampler draws the same. Near the budget it drafts at most as many tokens as can still be emitted
-  before the round's own; with one left it takes a plain step. Of a round's K tokens each takes one
-  decode of the draft, and `process` has the draft decode each batch that the target decodes.
+  before the round's own; with one left it takes a plain step. Each of a round's K tokens takes one
+  decode of the draft, and in `process` the draft also decodes each batch that the target decodes.
 - tools/server/README.md: `--spec-draft-p-min` is 0 by default, `--spec-draft-sampling` greedy. With
   `probabilistic` (from build 11368) it draws among its ten likeliest tokens, at the request's
   temperature and without its top_k, top_p and min_p, and accepts by the ratio. `--spec-synth-rates`
-  imposes acceptance, for timing: unconditional per position, K of them.
-- src/llama-kv-cache.cpp: with a cache for each slot a batch is split into runs of neighbouring
-  slots, each decoded by itself; `--kv-unified` has one cache, and one pass.
+  sets synthetic acceptance for timing: K unconditional rates by position.
+- src/llama-kv-cache.cpp: with a KV cache for each slot, a batch is split into groups of
+  neighbouring slots, each decoded by itself; `--kv-unified` has one cache, and one forward.
 - docs/speculative.md: draft-eagle3 (`-md` is the head, converted with --target-model-dir),
   draft-mtp, draft-dflash, draft-dspark, ngram-simple (common/ngram-map.cpp: the *last* earlier
   match of exactly size-n tokens). Its drafts have size-m tokens; --spec-draft-n-max does not cut
   them (build 11549).
-- ngram-mod (common/ngram-mod.cpp) has one table for all requests, which takes a text in pieces of
-  32 tokens where rounds end, so that it is not replayed. Its look-ups ngram-map-k, ngram-map-k4v
-  and ngram-cache are not measured here.
+- ngram-mod (common/ngram-mod.cpp) has one table for all requests, which takes in a text in pieces
+  of 32 tokens where rounds end, so that it cannot be replayed. The look-ups ngram-map-k,
+  ngram-map-k4v and ngram-cache are not measured here.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +27,11 @@ from harness.serving.round_counting import Counting
 from harness.serving.spec import ANCHORED_BLOCK, BLOCK, EngineSpec, PairToServe, ServingLine
 
 COUNTING = Counting(first_position=1, shortens_last_draft=True)
-# The target alone; its files are conversions that only the reader knows
+# The command without a draft; the file names are placeholders for the reader's conversions
 SERVER = "llama-server -m TARGET.gguf"
-# Its look-ups of exactly n tokens, which are the smallest K that they draft
+# Look-ups of exactly n tokens; n is also the smallest K that they draft
 SIMPLE = ("ngram_simple", "ngram_simple_1", "ngram_simple_12")
-# By kind of draft, what --spec-type calls it
+# The value of --spec-type by kind of draft
 SPEC_TYPES = {
     "model": "draft-simple",
     "eagle3": "draft-eagle3",
@@ -47,7 +47,7 @@ PROBABILISTIC = "--spec-draft-sampling probabilistic"
 
 
 def drafting_flags(kind: DraftKind, k: int) -> dict[str, object]:
-    """Flags by which a server drafts k tokens by a kind of draft, its files left out."""
+    """The flags of a server that drafts k tokens with a kind of draft, without files."""
     flags: dict[str, object] = {"--spec-type": SPEC_TYPES[kind], "--spec-draft-n-max": k}
     sizes: dict[str, int] = {}
     if kind == "ngram_mod":

@@ -1,12 +1,12 @@
-"""mlx-lm: what it accepts and drafts. Read in release 0.32.2 and run on a CPU.
+"""mlx-lm: acceptance rule, drafts and commands, from release 0.32.2, also run on a CPU.
 
 - mlx_lm/generate.py, `speculative_generate_step`: two independent draws, accepted when equal.
   `--temp` is 0 by default.
-- mlx_lm/server.py: `num_draft_tokens` is asked per request, so that one server started with
-  `--draft-model` can be given for every K, and one without for K = 0. A model that a request names
-  is loaded in place of its own, so none is named. It keeps the prefills of prompts, and with a
-  draft its text to a prompt that it has seen is another one; with `--prompt-cache-size 0` all
-  greedy texts equal plain decoding's.
+- mlx_lm/server.py: `num_draft_tokens` is a field of a request, so one server started with
+  `--draft-model` serves every K above 0, and one without it K = 0. A model that a request names
+  replaces the loaded one, so requests name none. The server caches prefills; with a draft its text
+  for a repeated prompt then differs. With `--prompt-cache-size 0` all greedy texts equal plain
+  decoding's.
 """
 
 import shlex

@@ -1,32 +1,33 @@
-"""SGLang: what it accepts and drafts, and what it is started with. Read in release 0.5.23.
+"""SGLang: acceptance rules, drafts and serving commands, from the sources of release 0.5.23.
 
 - srt/speculative/eagle_utils.py, `eagle_sample`: at `--speculative-eagle-topk 1` the argmax is
-  proposed and, on CUDA, accepted with the target's probability of it. On ROCm EAGLE draws drafts
+  proposed and, on CUDA, accepted with the target's probability of it. On ROCm EAGLE samples drafts
   and accepts by the ratio (srt/arg_groups/speculative_hook.py,
-  `_should_auto_enable_hip_rejection_sampling`), and the others, EAGLE3 among them, accept argmaxes;
-  on a CPU and XPU all do, whatever the temperature (`_verify_uses_greedy`), which is not lossless.
+  `_should_auto_enable_hip_rejection_sampling`). Other drafts on ROCm, including EAGLE3, and all
+  drafts on a CPU and XPU are accepted where they are the argmax, at every temperature
+  (`_verify_uses_greedy`), which is not lossless.
 - `--speculative-use-rejection-sampling`: the ratio, for EAGLE and EAGLE3 at topk 1; STANDALONE,
   NGRAM and DFLASH refuse it (srt/arg_groups/speculative_hook.py).
 - `--speculative-use-block-verification`: block verification, for EAGLE, EAGLE3 and DFLASH at topk 1
   on CUDA and ROCm.
-- SGLANG_SIMULATE_ACC_LEN (srt/environ.py) sets the mean of a round's tokens, its own included: 1
+- SGLANG_SIMULATE_ACC_LEN (srt/environ.py) sets the mean tokens per round, with the target's own: 1
   rejects every draft. _METHOD match-expected draws one of the two whole lengths next to it, for all
   requests of a step at once; _TOKEN_MODE real-draft-token keeps the tokens, and needs topk 1.
 - docs/advanced_features/speculative_decoding.md: at topk 1 a chain of as many tokens as steps is
   drafted, and one position more verified: `--speculative-num-draft-tokens` is K + 1. MTP layers are
-  served by the algorithm EAGLE, as EAGLE heads are (srt/models/llama_eagle.py), the target's own
-  without a draft path, others with one. DFLASH (srt/speculative/dflash_worker_v2.py) takes the
-  block's positions as number of draft tokens. DSPARK (srt/arg_groups/speculative_hook.py,
-  `_handle_dspark`) takes them as `--speculative-dspark-block-size`, and draws and accepts its
+  served by the algorithm EAGLE, as EAGLE heads are (srt/models/llama_eagle.py); the target's own
+  layers without a draft path, others with one. DFLASH (srt/speculative/dflash_worker_v2.py) takes
+  the block's positions as number of draft tokens. DSPARK (srt/arg_groups/speculative_hook.py,
+  `_handle_dspark`) takes them as `--speculative-dspark-block-size`, and samples and accepts its
   drafts in another way (srt/speculative/dspark_components/dspark_verify.py).
-  srt/models/llama_eagle3.py reads tensors `midlayer.*` and `layers.0.*` alike; NGRAM drafts a tree,
+  srt/models/llama_eagle3.py reads tensors `midlayer.*` and `layers.0.*` alike. NGRAM drafts a tree,
   whose branches share the draft tokens.
-- `--speculative-adaptive` (srt/speculative/adaptive_spec_params.py): tiers of K by the number of
-  requests. Of a tier's K it takes one by the moving average of accepted lengths; by default they
-  are 1:[1,3,5,7], 8:[0,1,3], 32:[0,1], 64:[0]. `--speculative-adaptive-config` names a file of
-  others, {"requests": {"candidate_steps": [K]}}, each from its number on. `--speculative-num-steps`
-  must be one of all K; left out, it is the middle one of them. EAGLE and EAGLE3 drafts at topk 1
-  alone: a STANDALONE draft keeps the K it was started with.
+- `--speculative-adaptive` (srt/speculative/adaptive_spec_params.py): tiers with several K, by the
+  number of requests. A K of the tier is chosen by the moving average of accepted lengths; by
+  default the tiers are 1:[1,3,5,7], 8:[0,1,3], 32:[0,1], 64:[0]. `--speculative-adaptive-config`
+  names a file of other tiers, {"requests": {"candidate_steps": [K]}}, each from its number of
+  requests on. `--speculative-num-steps` must be one of all K; by default it is the middle one. Only
+  EAGLE and EAGLE3 drafts at topk 1 have it: a STANDALONE draft keeps its K.
 """
 
 import json
@@ -47,13 +48,13 @@ from harness.serving.spec import (
     changes,
 )
 
-# What makes it accept by a rule; "" for its default
+# The flag of each acceptance rule; "" for the default
 RULE_FLAGS: Mapping[Rule, str] = {
     "greedy_draft": "",
     "ratio": "--speculative-use-rejection-sampling",
     "block": "--speculative-use-block-verification",
 }
-# The kinds whose drafts are drawn for the ratio, and for block verification
+# The kinds of draft that are sampled for the ratio, and for block verification
 _DRAWN_KINDS = ("eagle", "eagle3", "mtp")
 _BLOCK_KINDS = (*_DRAWN_KINDS, "dflash")
 # `--speculative-algorithm`, for a chain or a block of drafted tokens
@@ -73,13 +74,16 @@ ADAPTIVE, TIERS = "--speculative-adaptive", "--speculative-adaptive-config"
 def speculative_flags(
     kind: DraftKind, draft: str | None, k: int | None, rule: Rule | None = None
 ) -> list[str]:
-    """The flags of a server; arguments as of `vllm.speculative_config`, no k where it varies."""
+    """The flags of a server with a draft; `k` is None where K varies.
+
+    The arguments are those of `vllm.speculative_config`.
+    """
     flags: dict[str, str | int] = {"--speculative-algorithm": ALGORITHMS[kind]}
     if draft is not None and DRAFTS[kind].has_checkpoint:
         flags["--speculative-draft-model-path"] = draft
     if kind == "dspark" and k is not None:
         flags["--speculative-dspark-block-size"] = k
-    elif kind not in ("dspark", "dflash"):  # neither has steps
+    elif kind not in ("dspark", "dflash"):  # these draft a block, without steps
         flags |= {} if k is None else {"--speculative-num-steps": k}
         flags["--speculative-eagle-topk"] = 1
     if k is not None:
@@ -93,7 +97,7 @@ def speculative_flags(
 
 
 def tiers(k_by_load: Mapping[int, int]) -> str:
-    """The content of the file of K by the least load."""
+    """The content of the file of tiers, from K by the least load."""
     return json.dumps({str(low): {"candidate_steps": [k]} for low, k in changes(k_by_load).items()})
 
 
@@ -113,7 +117,7 @@ def _ngram(pair: PairToServe) -> str:
 
 
 def _platform_notes(pair: PairToServe) -> Sequence[str]:
-    """The rule by which it accepts on other platforms than CUDA."""
+    """A note on the acceptance rule on other platforms than CUDA."""
     if pair.temperature == 0 or pair.rule != SPEC.rule:
         return ()
     drawn = ALGORITHMS[pair.kind] == "EAGLE"
@@ -141,7 +145,7 @@ SPEC = EngineSpec(
     unknown_above_zero="SGLang for ROCm, CPUs and XPU (another acceptance rule)",
     counting=Counting(first_position=1, shortens_last_draft=False),
     draft_by_temperature=True,
-    # Its look-up drafts a tree, and it accepts a DSpark drafter's tokens by another rule
+    # Without the look-up, which drafts a tree, and DSpark, whose tokens have another rule
     alike=frozenset(("model", "eagle", "eagle3", "mtp", "dflash")),
     version="0.5.23",
     plain=_launch,

@@ -1,8 +1,8 @@
-"""Facts of an engine, in one record: acceptance rules, drafts, counting and serving lines.
+"""The record of an engine: acceptance rules, drafts, counting of rounds and serving commands.
 
-A module next to this one has the record of each engine, and `harness.serving.engines` lists them.
-Configuration, commands, analysis, reporting and the rented machines read them there. How a server
-is started and asked is in the module of `harness.engines` that the record names.
+The record of each engine is in a module next to this one, and `harness.serving.engines` lists them.
+Configuration, commands, analysis, reporting and the rented machines read them there. The module of
+`harness.engines` that a record names starts the server and sends requests to it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,12 @@ from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.round_counting import Counting
 from harness.summary import SamplingFacts
 
-# Of every engine that serves DFlash drafters
+# The note of every engine that serves DFlash drafters
 BLOCK = (
     "It fills a block of K + 1 positions; a run fills the drafter's whole block, or draft.block= of"
     " them, so give draft.block=K+1 to draft the same."
 )
-# Of a block whose first position drafts too
+# The note on a block whose first position drafts too
 ANCHORED_BLOCK = (
     "It fills a block of K positions; a run fills the drafter's whole block, or draft.block= of"
     " them, so give draft.block=K to draft the same."
@@ -28,14 +28,15 @@ ANCHORED_BLOCK = (
 
 @dataclass(frozen=True)
 class PairToServe:
-    """The pair and settings that a serving line is written for."""
+    """The pair and the settings of a serving command."""
 
-    target: str  # an id or a folder, and so is the draft
+    # target, draft: hub ids or folders
+    target: str
     draft: str
     k: int
     temperature: float
     sampling: SamplingFacts
-    rule: Rule | None = None  # by which its server is to accept; None: the engine's default
+    rule: Rule | None = None  # the acceptance rule of the server; None: the engine's default
     synthetic: bool = False  # whether the run's acceptance was set, and not measured
     kind: DraftKind = "model"
     layers: int | None = None  # of an early exit
@@ -49,22 +50,21 @@ class PairToServe:
 
 @dataclass(frozen=True)
 class ServingLine:
-    """One engine's line for one kind of draft."""
+    """The serving command of one engine with one kind of draft."""
 
-    line: Callable[[PairToServe], str]  # the text to paste
-    note: str = ""  # what to know of it, a whole sentence; "" for nothing
-    # Notes that depend on what is served
+    line: Callable[[PairToServe], str]  # makes the command
+    note: str = ""  # a note on it, a whole sentence; or ""
+    # Further notes, which depend on the pair
     more: Callable[[PairToServe], Sequence[str]] = lambda _: ()
 
 
 @dataclass(frozen=True)
 class Completions:
-    """Differences of requests to a server's `/v1/completions` from OpenAI's."""
+    """The differences of requests to a server's `/v1/completions` from OpenAI's."""
 
     samplers: tuple[str, ...] = ()  # sampling parameters besides temperature and top_p
-    k: str | None = None  # the field that asks for a K, where a request may
-    # Whether it completes with the model that it was started with unless it is told another, and
-    # lists others besides
+    k: str | None = None  # the field of a request that sets K, where there is one
+    # Whether requests must not name a model: the server uses the one that it was started with
     one_model: bool = False
 
 
@@ -73,10 +73,10 @@ class VaryingK:
     """A way in which an engine changes K while it serves.
 
     Attributes:
-        flag: that turns it on.
-        kinds: of draft, those that it does so with.
-        takes: these in words.
-        largest_k: that it may draft; None where that is the largest it is told.
+        flag: the flag that enables it.
+        kinds: the kinds of draft that it works with.
+        takes: these kinds as text.
+        largest_k: the largest K that it may draft; None where it is the largest configured one.
     """
 
     flag: str
@@ -87,87 +87,90 @@ class VaryingK:
 
 @dataclass(frozen=True, eq=False)
 class EngineSpec:
-    """An engine. Its name is what `engine=` and stored runs say, its title what readers know."""
+    """The facts of an engine."""
 
-    name: str
-    title: str
-    # By which it can accept, its default first; empty where that cannot be known
+    name: str  # in `engine=` and in stored runs
+    title: str  # in reports
+    # Its acceptance rules, the default first; empty where they cannot be known
     rules: tuple[Rule, ...] = ()
-    # The engine that this one is with another setting: a report has a line and a row for it, and it
-    # is measured as that engine with `decode.rule`
+    # The engine that this one is with another setting. A variant has its own serving command and
+    # row in reports, and is measured as that engine with `decode.rule`.
     variant_of: str | None = None
-    # As headlines, rows of the grid and leaderboards name it, where not by its title
+    # phrase, row_name, ranked_as: its name in headlines, in rows of the grid and on leaderboards,
+    # where it is not the title
     phrase: str = ""
     row_name: str = ""
     ranked_as: str = ""
 
-    # ---- what it accepts and counts --------------------------------------------------------------
+    # ---- acceptance and counting -----------------------------------------------------------------
 
     # None where it counts no rounds
     counting: Counting | None = None
-    # Whether prompts are in one iteration with requests that decode
+    # Whether prefills are in one iteration with requests that decode
     mixes_prompts: bool = False
-    # Whether a draft that is sampled takes the request's temperature alone, and no top_p, min_p or
-    # penalty of it; and among how many of its likeliest tokens it draws, None: all
+    # Whether a sampled draft uses the request's temperature without its top_p, min_p and penalty
     draft_by_temperature: bool = False
+    # The number of likeliest tokens among which a sampled draft draws; None: all
     draft_top_k: int | None = None
     # Whether a draft model also reads every batch that the target verifies, in one forward
     draft_reads_verified: bool = False
-    # Kinds of draft of which it proposes token for token what a run here does, so that the run's
-    # speedup holds
+    # The kinds of draft that propose exactly the tokens of the harness's, so that a run's
+    # acceptance holds
     alike: frozenset[DraftKind] = frozenset()
-    stops_early: bool = False  # whether it can stop drafting at a threshold, as our loop can
-    # Builds or platforms that do not accept by its rule above temperature 0, in words; "": none
+    stops_early: bool = False  # whether it can stop drafting at a threshold, as the harness can
+    # Builds or platforms that do not accept by its rule above temperature 0, as text; "": none
     unknown_above_zero: str = ""
 
-    # ---- what to paste ---------------------------------------------------------------------------
+    # ---- serving commands ------------------------------------------------------------------------
 
-    version: str = ""  # whose syntax the lines have
-    plain: Callable[[PairToServe], str] = lambda _: ""  # of the target alone
-    # By the kinds of draft that it has; no report has a line or a row for an engine without
+    version: str = ""  # the version of the commands' syntax
+    plain: Callable[[PairToServe], str] = lambda _: ""  # the command without a draft
+    # By kind of draft; an engine without commands is not in reports
     lines: Mapping[DraftKind, ServingLine] = field(default_factory=dict[DraftKind, ServingLine])
-    line_title: str = ""  # of a variant: what its lines' title says besides
+    line_title: str = ""  # a variant's addition to the title of its commands
     language: str = "sh"
-    sampling_in_requests: bool = True  # whether requests say how to sample, and not the line
+    sampling_in_requests: bool = True  # whether requests have the sampling parameters
     reads_gguf: bool = False
-    # A line that imposes these rates of acceptance on random weights
+    # Makes a command with random weights and synthetic acceptance at these rates
     check_line: Callable[[PairToServe, Sequence[float]], str] | None = None
-    # One server whose K follows the load, of a pair at the largest K; by the measured command of
-    # each K, K by the least load, and the largest load. None where a server has one K
+    # Makes the command of one server whose K follows the load. It takes the pair at the largest K,
+    # the measured command of each K, K by the least load, and the largest load. None where a server
+    # has one K.
     schedule: Callable[[PairToServe, Mapping[int, str], Mapping[int, int], int], str] | None = None
-    # What changes the K of one server, by who decides it: a schedule, or the engine itself
+    # The ways in which the K of one server can change: by a schedule, or as the engine decides
     varying: Mapping[Varying, VaryingK] = field(default_factory=dict[Varying, VaryingK])
-    # What to know of K by load, by K by the least load and the largest load
+    # Makes notes on K by load, from K by the least load and the largest load
     schedule_notes: Callable[[Mapping[int, int], int], Sequence[str]] = lambda *_: ()
-    # Flags for context, slots and the like, which a measurement sets for its own requests, in words
+    # Flags for context, slots and the like, as text, which a measurement sets for its own requests
     in_production: str = ""
-    slots_flag: str | None = None  # what gives a server more slots
-    # Without which neighbouring slots alone share a pass; None where all active requests do
+    slots_flag: str | None = None  # the flag for the number of slots
+    # The flag without which only neighbouring slots share a forward; None where all requests do
     unified_flag: str | None = None
-    # What sets the type of the target's cache and of the draft's, f16 without it; None: the dtype
+    # The flags for the types of the target's and the draft's KV cache, which are f16 without them;
+    # None where the type is the dtype
     cache_flags: tuple[str, str] | None = None
 
-    # ---- how `server` measures it ----------------------------------------------------------------
+    # ---- measurement by `server` -----------------------------------------------------------------
 
-    # The module whose `adapter` starts and asks it; None where it is not measured
+    # The module that has its `adapter`; None where it is not measured
     client: str | None = None
-    starts: bool = True  # whether it starts the servers; else they run already
+    starts: bool = True  # whether its servers are started here; else they must already run
     drafts: tuple[DraftKind, ...] = ("model",)  # kinds that are measured
-    completions: Completions = Completions()  # of the client `harness.engines.openai`
-    # Where a server that is started can be told which drafts to accept
+    completions: Completions = Completions()  # for the client `harness.engines.openai`
+    # Where a server that is started can have synthetic acceptance
     synthetic: Literal["everywhere", "on CUDA", "nowhere"] = "nowhere"
     # Whether it refuses a K above a checkpoint's number of MTP layers that is no multiple of it
     mtp_multiples: bool = False
     # Whether its plain server lists the log-probabilities of the likeliest tokens by their ids
     lists_logprobs: bool = False
     k_per_request: bool = False  # whether one address serves every K
-    tries_threads: bool = False  # whether several numbers of threads are tried, where none is asked
-    one_dtype: bool = False  # whether servers are told one dtype, and hold both models in it
+    tries_threads: bool = False  # whether several numbers of threads are tried, if none is given
+    one_dtype: bool = False  # whether servers are given one dtype for both models
     alone: bool = False  # whether a server takes all of its device, so that one runs at a time
-    # What tells a server its share of a card's memory; None where it takes what it needs
+    # The flag for a server's share of a card's memory; None where it takes only what it needs
     memory_flag: str | None = None
-    rented: str = ""  # what pip installs in its image on rented machines; "" where it has none
-    # A Python wheel of its server, whose name the version then begins with; "": there is none
+    rented: str = ""  # the pip requirement of its image on rented machines; "" without an image
+    # A Python wheel of its server, with whose name the version then begins; "": there is none
     wheel: str = ""
 
     @property
@@ -177,22 +180,22 @@ class EngineSpec:
 
     @property
     def in_headlines(self) -> str:
-        """Its name in a sentence."""
+        """The engine's name in a sentence."""
         return self.phrase or self.title
 
     @property
     def in_rows(self) -> str:
-        """Its name among others."""
+        """The engine's name in a row of several engines."""
         return self.row_name or self.title
 
     def has_k_by_load(self, kind: DraftKind) -> bool:
-        """True where one server drafts by a schedule of K by load, with drafts of a kind."""
+        """True where one server can follow a schedule of K by load with this kind of draft."""
         schedule = self.varying.get("schedule")
         return schedule is not None and kind in schedule.kinds
 
 
 def changes(k_by_load: Mapping[int, int]) -> dict[int, int]:
-    """K by the least load from which it holds, each change of K once; ascending."""
+    """K by the least load, ascending, without loads at which K does not change."""
     merged: dict[int, int] = {}
     for load, k in sorted(k_by_load.items()):
         if not merged or [*merged.values()][-1] != k:

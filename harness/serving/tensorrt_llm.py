@@ -1,17 +1,17 @@
-"""TensorRT-LLM: what it accepts and drafts, and what it is started with. Read in main, late 2026.
+"""TensorRT-LLM: acceptance rule, drafts and serving commands, from its main branch of late 2026.
 
 - docs/source/features/speculative-decoding.md: `trtllm-serve --config FILE`, whose
   `speculative_config` has the decoding type, `max_draft_len` and `speculative_model`. DraftTarget
-  and NGram want `disable_overlap_scheduler`; PARD, DFlash and Eagle3 do not.
-- tensorrt_llm/llmapi/llm_args.py, 1.3 and 1.4.0rc1, `DecodingBaseConfig` and what inherits it: one
-  `decoding_type` of each class, spelt so (`Draft_Target`; 1.0 and 1.1 had `DraftTarget`). Drafts
-  are greedy; a drafted token is accepted where the target's sample is the same, unless
-  `use_rejection_sampling`, a prototype. `draft_len_schedule` is a draft length by the largest batch
-  that has it; beyond the last, none. `acceptance_rate_threshold`, of the last
-  `acceptance_rate_window_size` iterations, is of accepted / drafted; below it a server speculates
-  no more until it is started again.
+  and NGram need `disable_overlap_scheduler`; PARD, DFlash and Eagle3 do not.
+- tensorrt_llm/llmapi/llm_args.py, 1.3 and 1.4.0rc1: each subclass of `DecodingBaseConfig` has its
+  `decoding_type`, in this spelling (`Draft_Target`; 1.0 and 1.1 had `DraftTarget`). Drafts are
+  greedy; a drafted token is accepted where the target's sample is the same, unless
+  `use_rejection_sampling`, a prototype, is set. `draft_len_schedule` has draft lengths by the
+  largest batch of each; larger batches have no draft. `acceptance_rate_threshold` is compared with
+  accepted / drafted of the last `acceptance_rate_window_size` iterations; below it a server stops
+  speculation until it is restarted.
 - tensorrt_llm/_torch/speculative/ngram.py keeps one continuation of each n-gram, the longest.
-- Its server has OpenAI's paths and no counter of rounds, so that only times are compared.
+- Its server has OpenAI's paths and no counter of rounds, so only times are compared.
 """
 
 import shlex
@@ -30,7 +30,7 @@ TYPES: Mapping[DraftKind, str] = {
     "pard": "PARD",
     "ngram": "NGram",
 }
-# That do not run while the next batch is being scheduled
+# The kinds of draft that need disable_overlap_scheduler
 NOT_OVERLAPPED = ("model", "ngram")
 ENDS_FOR_GOOD = (
     "acceptance_rate_threshold, with acceptance_rate_window_size, ends speculation for good where"
@@ -71,7 +71,7 @@ SPEC = EngineSpec(
     title="TensorRT-LLM",
     rules=("greedy_draft",),
     draft_by_temperature=True,
-    # Its look-up keeps other continuations
+    # Without the look-up, which keeps other continuations
     alike=frozenset(("model", "eagle3", "mtp", "dflash", "pard")),
     version="1.3",
     plain=_plain,

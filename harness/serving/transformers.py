@@ -1,13 +1,13 @@
-"""transformers: what `generate` accepts and drafts. Read in release 5.23.
+"""transformers: acceptance rule, drafts and calls of `generate`, from release 5.23.
 
 generation/candidate_generator.py: settings are read from the draft's generation_config; the draft
 is sampled and accepted by the ratio. Temperature and top-p given as settings are applied to the
-draft twice, given as processors once. `prompt_lookup_num_tokens` is the look-up that a run here
-has. Its `use_mtp` drafts one token for each MTP layer, of targets whose configuration has
+draft twice, given as processors once. `prompt_lookup_num_tokens` is the harness's look-up.
+`use_mtp` drafts one token with each MTP layer, for targets whose configuration has
 `num_mtp_layers` (of models/: deepseek_v3, glm4_moe, bailing_hybrid, step3p7, inkling, mellum and
-those derived from them), where a run here runs the one layer K times, so it has no line.
-`speculation_type="dflash"` drafts with a drafter of the layout of models/muse_glimmer_assistant, as
-many tokens as its block has less one; processors apply to its drafts once.
+those derived from them). The harness runs one layer K times, so there is no command for MTP.
+`speculation_type="dflash"` drafts with a drafter of the layout of models/muse_glimmer_assistant;
+the number of tokens is that of its block less one, and processors apply to its drafts once.
 """
 
 import json
@@ -20,7 +20,7 @@ from harness.serving.spec import EngineSpec, PairToServe, ServingLine
 def _generate(pair: PairToServe, settings: Sequence[str] = (), drafting: Sequence[str] = ()) -> str:
     """A call of `generate` as Python, with sampling that is applied to both models once.
 
-    `settings` are lines before the call, `drafting` its arguments that say how to draft.
+    `settings` are lines before the call, `drafting` its arguments for drafting.
     """
     processors = _processors(pair)
     imports = ["AutoModelForCausalLM"]
@@ -88,7 +88,7 @@ def _prompt_lookup(pair: PairToServe) -> str:
 
 
 def _settings(drafter: str, pair: PairToServe) -> tuple[str, ...]:
-    """Settings of the model that drafts, under its name."""
+    """The lines that set the generation_config of the model named `drafter`."""
     config = f"{drafter}.generation_config"
     return (
         f"{config}.num_assistant_tokens = {pair.k}",

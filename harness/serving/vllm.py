@@ -1,47 +1,47 @@
-"""vLLM: what it accepts and drafts, and what it is started with. Read in release 0.33 and run.
+"""vLLM: acceptance rules, drafts and serving commands, from release 0.33, also run.
 
 - vllm/config/speculative.py, `SpeculativeMethod`: draft_model, eagle, eagle3, mtp, medusa, dflash,
-  dspark, ngram, and suffix, which the harness lacks. `eagle` names the layer's class by
+  dspark, ngram, and suffix, which the harness does not have. `eagle` names the layer's class by
   `architectures` (LlamaForCausalLM becomes EagleLlamaForCausalLM), whose fc has no bias
   (model_executor/models/llama_eagle.py). P-EAGLE is eagle3 with `parallel_drafting`, and PARD a
   draft_model with it (`pard_token` in its config.json: v1/spec_decode/llm_base_proposer.py), both
   on the V1 runner (config/vllm.py). `mtp` takes the target's own layers, or those of the checkpoint
   that is its `model`, and refuses a K above their number that is no multiple of it (`n_predict`:
-  num_nextn_predict_layers); `medusa` needs a hidden_size in the config.json of FasterDecoding's
-  layout, too. eagle3 was run (0.32) with a head in SpecForge's layout and in speculators', and so
-  was ngram: v1/spec_decode/ngram_proposer.py proposes what followed the first occurrence of the
-  longest match, as `harness.decoding.lookups` does, but does not stop before an end of text in the
-  prompt.
+  num_nextn_predict_layers). `medusa` needs a hidden_size in the config.json, also of a checkpoint
+  in FasterDecoding's layout. eagle3 was run (0.32) with a head in SpecForge's layout and in
+  speculators', and ngram was run: v1/spec_decode/ngram_proposer.py proposes the tokens after the
+  first occurrence of the longest match, as `harness.decoding.lookups` does, but does not stop
+  before an end of text in the prompt.
 - `draft_sample_method` is greedy by default, with the draft's distribution taken as one-hot;
   `probabilistic` samples at the request's temperature, without its other sampling parameters
   (vllm#56724), and accepts by the ratio. v1/spec_decode/llm_base_proposer.py: heads take it;
   v1/spec_decode/medusa.py: Medusa heads do not.
-- vllm/utils/cpu_triton_utils.py, `_expand_kernel_impl` (0.32; vllm#55005): builds for CPUs fill a
-  copy of the tensor that the temperatures of requests which draft are read from, so that above
-  temperature 0 they draw other tokens than the target's, and take other rounds than replay
-  (docs/validation.md). With that kernel repaired, the same build took replay's rounds.
-- `rejection_sample_method: synthetic` imposes `synthetic_acceptance_rates`: unconditional per
-  position, K of them, never increasing. Its CPU builds refuse it. `block` is block verification
-  (v1/worker/gpu/spec_decode/rejection_sampler.py), on the V2 model runner alone: drafts must be
+- vllm/utils/cpu_triton_utils.py, `_expand_kernel_impl` (0.32; vllm#55005): in builds for CPUs the
+  kernel writes into a copy of the tensor from which the temperatures of drafting requests are read.
+  So above temperature 0 they draw other tokens than the target's, and take other rounds than replay
+  (docs/validation.md). With that kernel repaired, the same build took the rounds of replay.
+- `rejection_sample_method: synthetic` sets `synthetic_acceptance_rates`: K unconditional rates by
+  position, never increasing. CPU builds refuse it. `block` is block verification
+  (v1/worker/gpu/spec_decode/rejection_sampler.py), only on the V2 model runner: drafts must be
   sampled, by eagle, eagle3, mtp, dflash or dspark. For a draft model, a look-up or Medusa heads
   vLLM falls back to the V1 runner (config/vllm.py, `_get_v2_model_runner_unsupported_features`),
   which ignores the setting and drafts argmaxes (v1/spec_decode/llm_base_proposer.py,
-  `_enable_probabilistic_draft_probs`); VLLM_USE_V2_MODEL_RUNNER=1 makes it refuse to start instead.
+  `_enable_probabilistic_draft_probs`); with VLLM_USE_V2_MODEL_RUNNER=1 it refuses to start instead.
   `fly` is lossy.
-- `enable_adaptive_verification` (config/vllm.py, `_validate_adaptive_verification`): how many
-  drafts of each request are verified is decided in each step, from their confidences and step costs
-  that are profiled on start. DSpark drafters alone, on the V2 runner with full CUDA graphs, without
-  LoRA and pipeline parallelism.
+- `enable_adaptive_verification` (config/vllm.py, `_validate_adaptive_verification`): each step
+  decides how many drafted tokens of each request are verified, from their confidences and from step
+  costs that are profiled at the start. Only DSpark drafters have it, on the V2 runner with full
+  CUDA graphs, without LoRA and pipeline parallelism.
 - vllm/v1/spec_decode/dynamic (0.32): `num_speculative_tokens_per_batch_size` is [low, high, K] with
   both ends included, from 1; a gap and everything above the last range keep the last K. The batch
-  is the requests scheduled in a step, those in their prefill as well. K is at most
+  is the number of requests scheduled in a step, including those in their prefill. K is at most
   `num_speculative_tokens`. At K = 0 the draft still runs once in each step, so a plain server is
   faster: by 4 to 11 % with MTP layers (vllm#53426), by 7 and 17 % elsewhere (137.1 ms against
   127.7, 148.4 against 127.2). On the V1 runner graphs are piecewise then (config/vllm.py,
   `_maybe_override_dynamic_sd_cudagraph_mode`), and Medusa heads keep one K
-  (`_maybe_disable_dynamic_sd_for_v1`). Off under data parallelism. A request's answer has what each
-  of its steps drafted, and the largest K as `num_spec_tokens` (v1/metrics/stats.py); a step without
-  drafts is not among them.
+  (`_maybe_disable_dynamic_sd_for_v1`). It is off under data parallelism. A request's answer has the
+  drafted tokens of each step, and the largest K as `num_spec_tokens` (v1/metrics/stats.py); steps
+  without drafts are left out.
 """
 
 import json
@@ -70,13 +70,13 @@ METHODS: Mapping[DraftKind, str] = {
     "peagle": "eagle3",
 }
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
-# What makes it accept by a rule
+# The settings of each acceptance rule
 RULE_SETTINGS: Mapping[Rule, Mapping[str, str]] = {
     "greedy_draft": {},
     "ratio": {"draft_sample_method": "probabilistic"},
     "block": {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"},
 }
-# K by the number of requests, and what decides in each step how many drafts are verified
+# The settings for K by the number of requests, and for adaptive verification
 BY_BATCH = "num_speculative_tokens_per_batch_size"
 ADAPTIVE = "enable_adaptive_verification"
 VERIFIES_FEWER = (
@@ -88,11 +88,13 @@ VERIFIES_FEWER = (
 def speculative_config(
     kind: DraftKind, draft: str | None, k: int, rule: Rule | None = None
 ) -> dict[str, Any]:
-    """`--speculative-config`.
+    """The value of `--speculative-config`.
 
     Args:
+        kind: the kind of draft.
         draft: hub id or folder of its weights; None for look-ups and the target's own MTP layers.
-        rule: by which it is to accept; None for its default.
+        k: tokens that a round drafts.
+        rule: the acceptance rule; None for the default.
     """
     config: dict[str, Any] = {"method": METHODS.get(kind, kind)}
     if draft is not None and DRAFTS[kind].has_checkpoint:
@@ -104,7 +106,7 @@ def speculative_config(
         config |= {"prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": 1}
     config |= {} if rule is None else RULE_SETTINGS[rule]
     if DRAFTS[kind].looks_up:
-        config.pop("draft_sample_method", None)  # its tokens are chosen
+        config.pop("draft_sample_method", None)  # look-ups do not sample
     return config
 
 
@@ -130,7 +132,7 @@ def _check_line(pair: PairToServe, rates: Sequence[float]) -> str:
 def _schedule(
     pair: PairToServe, commands: Mapping[int, str], k_by_load: Mapping[int, int], largest: int
 ) -> str:
-    """One server with K by the size of a batch: the command that was measured, where one was."""
+    """The command of one server with K by batch size, from the measured command if there is one."""
     by_change = changes(k_by_load)
     ends = [*(low - 1 for low in [*by_change][1:]), max(largest, *by_change)]
     ranges = [[low, high, k] for (low, k), high in zip(by_change.items(), ends, strict=True)]
@@ -236,7 +238,7 @@ PROBABILISTIC = replace(
     phrase="vLLM with draft_sample_method=probabilistic",
     row_name="probabilistic vLLM",
     ranked_as="",
-    # Medusa heads' drafts are chosen, always
+    # Medusa heads never sample
     alike=SPEC.alike - {"medusa"},
     lines={kind: line for kind, line in SPEC.lines.items() if kind != "medusa"},
     line_title=", draft_sample_method=probabilistic",

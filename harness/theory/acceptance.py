@@ -1,11 +1,11 @@
-"""Acceptance in its several forms, and the way from one to another.
+"""The forms of acceptance, and conversions between them.
 
 `alpha` is the probability that a draft token is accepted, given that all before it in its round
 were; the iid model takes it as one number for every position. `acceptance_rate` is accepted /
 drafted and falls with K by construction: at alpha 0.6 and K = 4 it is 0.33.
 `acceptance_by_position` lists, for j = 1..K, the share of rounds that accept at least j tokens
-(unconditional). Each function names the one it takes, and refuses numbers that cannot be with a
-UserError.
+(unconditional). The parameters of each function name the form that it takes; impossible numbers
+raise a UserError.
 
 Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding"
 (ICML 2023), cited as LKM.
@@ -81,7 +81,7 @@ def alpha_from_acceptance_rate(acceptance_rate: float, k: int) -> float:
 
 
 def accepted_over_emitted(tokens_per_round: float) -> float:
-    """A third rate in the wild, accepted / emitted = 1 - 1 / tokens_per_round, no round cut."""
+    """Another published rate: accepted / emitted = 1 - 1 / tokens_per_round, with no round cut."""
     if not (math.isfinite(tokens_per_round) and tokens_per_round >= 1.0):
         raise UserError(f"tokens_per_round={tokens_per_round}: must be finite and 1 or more")
     return 1.0 - 1.0 / tokens_per_round
@@ -125,18 +125,19 @@ def alpha_from_positions(acceptance_by_position: Sequence[float]) -> float:
 def positions_at_k(acceptance_by_position: Sequence[float], k: int) -> tuple[float, ...]:
     """The rates by position of rounds that draft K tokens, from those of rounds that draft L >= K.
 
-    The first K rates of the list are those of other rounds: with L tokens fewer rounds start where
-    much is accepted. Where a draft token's acceptance depends on the text before it alone, as that
-    of a model that drafts token by token, a round of L tokens that accepts i (K + 1) is what 1 + i
-    rounds of K are: the token after the first K is emitted either way, accepted or not, and the
-    next round goes on after it. So with p(0) = 1, of rounds that start where one of L did,
+    The first K rates of the list are not the answer: with L tokens fewer rounds start where much is
+    accepted. Where a draft token's acceptance depends only on the text before it, as with a model
+    that drafts token by token, a round of L tokens that accepts i (K + 1) corresponds to 1 + i
+    rounds of K: the token after the first K is emitted either way, accepted or not, and the next
+    round starts after it. So with p(0) = 1, the sum over i = 0, 1, ... of
 
-        p(i (K + 1) + j), i = 0, 1, ...,
+        p(i (K + 1) + j)
 
-    is how many accept at least j tokens. A round of L that accepts all ends within one of K, which
-    goes on in the next; only where K + 1 divides L + 1 do both end together, and the rates are
-    exact for every text. Else what it shares with the next is taken as in a long stretch of text in
-    which each token is accepted with the rate of the list's last position, given those before.
+    counts, for each round of L, the rounds of K that accept at least j tokens. A round of L that
+    accepts all ends within a round of K, which continues in the next round of L; both end together
+    only where K + 1 divides L + 1, and the rates are then exact for every text. Otherwise the
+    shared round is estimated as in a long stretch of text in which each token is accepted with the
+    conditional rate of the list's last position.
 
     Where this gives fewer tokens per round than the list's first K rates, acceptance falls with the
     position in the round, as a head's does, and these are returned.
@@ -148,7 +149,7 @@ def positions_at_k(acceptance_by_position: Sequence[float], k: int) -> tuple[flo
     if not 1 <= k <= last:
         raise UserError(f"k={k}: acceptance_by_position has {last} positions")
     alpha = min(1.0, rates[-1] / rates[-2]) if rates[-2] > 0.0 else 0.0
-    # Rounds of K that as many tokens as a round of L of this alpha need
+    # The number of rounds of K that emit as many tokens as one round of L, at this alpha
     rounds = expected_tokens_per_round(alpha, last) / expected_tokens_per_round(alpha, k)
 
     def at_least(accepted: int) -> float:
@@ -163,6 +164,6 @@ def positions_at_k(acceptance_by_position: Sequence[float], k: int) -> tuple[flo
 
 
 def conditional(rates: Sequence[float]) -> tuple[float, ...]:
-    """Chance that position j is kept, given that all before it were; 0 where none ever were."""
+    """The chance that position j is accepted, given that all before it were; 0 where none were."""
     before = (1.0, *rates[:-1])
     return tuple(rate / last if last > 0 else 0.0 for rate, last in zip(rates, before, strict=True))

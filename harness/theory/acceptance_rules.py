@@ -1,9 +1,9 @@
-"""The acceptance rules: what decides whether a drafted token stands, one record for each rule.
+"""The acceptance rules, by which drafted tokens are accepted, one record for each rule.
 
-A rule is a name of `harness.records.Rule`, its `AcceptanceRule` here, and the function of
-`harness.decoding.verification.VERIFY` by which a round is decided. All of them are lossless: the
-emitted text has the target's distribution. At temperature 0 they coincide. Which engine accepts by
-which is in its `EngineSpec.rules`.
+A rule is a name of `harness.records.Rule`, its `AcceptanceRule` here, and its function in
+`harness.decoding.verification.VERIFY`, which decides a round. All rules are lossless: the emitted
+text has the target's distribution. At temperature 0 they coincide. The rules of an engine are in
+its `EngineSpec.rules`.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class AcceptanceRule:
     # the draft's without the emitted token (`others`). `unknown` where it depends on the round's
     # later tokens; drafting that stops early is then not replayed.
     rejected: Literal["excess", "others", "unknown"]
-    # Whether the draft proposes its most likely token at any temperature
+    # Whether the draft proposes its most likely token at every temperature
     draft_chooses: bool = False
     # Whether the tokens of a round are judged together, so that a position's chance depends on
     # where the round starts
@@ -53,7 +53,7 @@ def _by_block(target: Array, draft: Array, _: Array) -> Array:
     summed = (draft - target).cumsum(axis=-1)
     reached = np.minimum.accumulate(np.minimum(0.0, summed), axis=-1)
     before = np.concatenate([np.zeros_like(reached[..., :1]), reached[..., :-1]], axis=-1)
-    # Nothing is reached beyond a token that the draft excludes
+    # A round cannot get beyond a token that the draft excludes
     excluded = before == -np.inf
     return np.where(excluded, 0.0, np.exp(reached - np.where(excluded, 0.0, before)))
 

@@ -1,4 +1,4 @@
-"""A decoder's sizes, and what follows from them: its parameters, and the bytes that a step reads.
+"""A decoder's sizes, its number of parameters, and the bytes that a step reads.
 
 Plain decoding of one sequence reads every weight once per token and computes little with it. A
 verify forward reads the same weights for more positions, which is why it costs little more than a
@@ -17,7 +17,7 @@ from typing import Any
 from harness.records import UserError
 
 FAMILIES = ("qwen3", "qwen3_moe", "llama", "qwen2")
-# Families whose parameters are counted right, as transformers calls them, and their classes
+# Families whose parameters are counted correctly, by transformers' names, and their classes
 COUNTED = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -25,11 +25,11 @@ COUNTED = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
-# Families that publish a head_dim of their own; the others divide the hidden size by the heads.
+# Families with their own head_dim; in the others it is the hidden size / heads
 HEAD_DIM = {"qwen3": 128, "qwen3_moe": 128}
 NUMBERS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 NUMBERS_OF_EXPERTS = ("experts", "experts_per_token", "moe_ffn")
-# What only a built network needs: harness.models.dummy says what is assumed where they are absent.
+# Entries that only a built network needs; harness.models.dummy has their defaults
 BUILDING = ("rope_theta", "rope_scaling", "norm_eps", "max_positions")
 KNOWN = frozenset({"family", "tied_embeddings", *NUMBERS, *NUMBERS_OF_EXPERTS, *BUILDING})
 
@@ -44,7 +44,7 @@ def experts_touched(experts: int, experts_per_token: int, tokens: int) -> float:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The sizes that determine a decoder's parameters and what a step reads."""
+    """The sizes of a decoder, which determine its parameters and the bytes that a step reads."""
 
     layers: int
     hidden: int
@@ -73,7 +73,7 @@ class Architecture:
 
     @property
     def embedding_parameters(self) -> int:
-        """Entries of one vocabulary table."""
+        """The entries of one vocabulary table."""
         return self.vocab * self.hidden
 
     @property
@@ -156,11 +156,11 @@ class HeadArchitecture(Architecture):
     so `tied` is true.
     """
 
-    states: int = 0  # width of what it reads of the target at a position, all layers together
+    states: int = 0  # width of the target's states that it reads at a position, of all layers
 
     @property
     def shared_layer_parameters(self) -> int:
-        """Parameters of the layer besides its feed-forward, and those that join the states."""
+        """Parameters of the layer without its feed-forward, and of the projection of the states."""
         queries = self.heads * self.head_dim
         keys_values = 2 * self.kv_heads * self.head_dim
         attention = 2 * self.hidden * (queries + keys_values) + queries * self.hidden

@@ -1,13 +1,13 @@
 """Costs of tokens and runs: prices, and the time of a run before anything is rented.
 
 A run is a list of forwards; each takes at least its floor (`roofline.forward_floor`), and in an
-engine that launches its kernels one by one at least so much per layer. So a run lies between two
-numbers: one where every forward is at its floor, and one where launching decides. The slow one is a
-typed rate: the post this harness began with measured 29.9 ms a step on 36 layers and 22.1 ms on 28,
-on an A10G, which is 0.8 ms a layer. How many rounds a generation takes depends on the acceptance,
-which nobody knows beforehand; an alpha is typed in.
+engine that launches its kernels one by one at least a fixed time per layer. So a run takes between
+two times: one with every forward at its floor, and one limited by kernel launches. The rate of the
+second is a constant: the post that led to this harness measured 29.9 ms a step on 36 layers and
+22.1 ms on 28, on an A10G, which is 0.8 ms a layer. The rounds of a generation depend on the
+acceptance, which is not known beforehand; an alpha is assumed.
 
-Texts may end before their budget, and then a run is shorter; a start takes what its machine takes.
+Texts may end before their budget, and then a run is shorter; the time of a start is assumed, too.
 """
 
 import math
@@ -23,22 +23,23 @@ from harness.theory.roofline import Card, forward_floor
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_LAYER = 0.8e-3
 ALPHA = 0.6
-# A container with its image and Python, then weights from the hub or the volume; rates of thumb.
+# Assumed seconds to start a container with its image and Python, and rate of loading weights from
+# the hub or the volume
 START_S = 60.0
 LOAD_BYTES_PER_S = 0.5e9
-# How often each step is timed, in every command that times steps.
+# Timings of each step, in every command that times steps
 TIMINGS = 40
 
 
 def money(seconds: float, price_per_hour: float) -> float:
-    """Price of that much time, in the currency of the price."""
+    """The price of a time, in the currency of `price_per_hour`."""
     return seconds * price_per_hour / SECONDS_PER_HOUR
 
 
 def usd_per_million_tokens(seconds_per_token: float, price_per_hour: float) -> float:
-    """Price of 10^6 emitted tokens, in the currency of the price.
+    """The price of 10^6 emitted tokens, in the currency of `price_per_hour`.
 
-    Of one sequence at a time; or, with the mean time from token to token of all, of a fleet.
+    It is that of one sequence at a time; or of a fleet, with the mean time between all its tokens.
     """
     if not (math.isfinite(seconds_per_token) and seconds_per_token > 0.0):
         raise UserError(f"seconds_per_token={seconds_per_token}: must be above 0")
@@ -49,29 +50,29 @@ def usd_per_million_tokens(seconds_per_token: float, price_per_hour: float) -> f
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A model of the run; one that is `shared` has its weights in another, the target."""
+    """The size of a model of the run."""
 
     shape: Architecture
     bytes_per_parameter: float
-    shared: bool = False
+    shared: bool = False  # whether its weights are the target's, as those of an early exit
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of all weights of its own."""
+        """The bytes of its own weights; 0 where they are shared."""
         return 0.0 if self.shared else self.shape.parameters * self.bytes_per_parameter
 
     @property
     def memory(self) -> ModelBytes:
-        """Its bytes in memory, the cache in the dtype of its weights."""
+        """Its bytes in memory, with the KV cache in the dtype of its weights."""
         return ModelBytes(self.weight_bytes, self.shape.kv_bytes_read(1, self.bytes_per_parameter))
 
 
 @dataclass(frozen=True)
 class Forwards:
-    """Forwards of one kind."""
+    """A number of forwards of one kind."""
 
     model: str  # its name
-    count: float  # how many; an expectation, so no whole number
+    count: float  # an expectation, so it need not be whole
     tokens: int = 1  # new positions of each sequence
     batch: int = 1  # sequences side by side
 
@@ -80,11 +81,11 @@ class Forwards:
 class Estimate:
     """The time and cost of a run on a card.
 
-    low_s, high_s: all of it, with every forward at its floor, and launched layer by layer.
+    low_s, high_s: the whole run with every forward at its floor, and limited by kernel launches.
     """
 
     card: str
-    fits: bool  # whether the weights do
+    fits: bool  # whether the weights fit
     start_s: float  # until the first forward
     low_s: float
     high_s: float
@@ -96,10 +97,13 @@ class Estimate:
 def pair_forwards(
     ks: Sequence[int], generations: float, new_tokens: int, alpha: float = ALPHA
 ) -> list[Forwards]:
-    """The forwards of measured generations, every K in turn, without their prompts.
+    """The forwards of measured generations at every K, without prefills.
 
-    `ks` has 0 for plain decoding; at each K there are so many generations, each of `new_tokens`.
-    `alpha` is the probability that a draft token is accepted, given that all before it were.
+    Args:
+        ks: the K; 0 is plain decoding.
+        generations: number of generations at each K.
+        new_tokens: tokens of each generation.
+        alpha: probability that a draft token is accepted, given that all before it were.
     """
     tokens = generations * new_tokens
     work: list[Forwards] = []
@@ -128,7 +132,7 @@ def timing_forwards(max_k: int, draft: str) -> list[Forwards]:
 def forwards_s(
     work: Sequence[Forwards], models: Mapping[str, ModelSize], card: Card, context_tokens: int
 ) -> tuple[float, float]:
-    """Seconds of the forwards, all at their floors, and launched layer by layer; see `estimate`."""
+    """Seconds of the forwards, at their floors and limited by kernel launches; see `estimate`."""
     low = high = 0.0
     for entry in work:
         model = models.get(entry.model)
@@ -153,11 +157,13 @@ def estimate(
     """Time and cost of forwards on a card with a price.
 
     Args:
-        models: by name, `target` among them; a drafter without a model (an n-gram) costs nothing.
+        work: the forwards.
+        models: by name, with `target`; a drafter without a model (an n-gram) costs nothing.
+        card: the card, with its price.
         context_tokens: of a typical step.
     """
     drafts = [model for name, model in models.items() if name != "target"]
-    # An audition loads one draft after the other.
+    # An audition loads one draft at a time
     heaviest = sorted(drafts, key=lambda model: model.weight_bytes)[-1:]
     together = tuple(model.memory for model in (models["target"], *heaviest))
     start = START_S + sum(model.weight_bytes for model in models.values()) / LOAD_BYTES_PER_S

@@ -1,9 +1,9 @@
-"""Memory of models: if they fit, and how much they leave; one calculation for every check.
+"""The memory of models: whether they fit, and the KV cache that they leave.
 
-Of a card that is rented or not, of the free bytes of a device, and of what a draft costs: its
-weights and its keys and values are on the same card as the target's, and what is left after both
-models' weights holds cached tokens, each of which costs the bytes of both. So a draft costs context
-or concurrency (`memory_view`).
+All checks use this calculation: of a card to rent, of the free memory of a device, and of the cost
+of a draft. The draft's weights and KV cache are on the same card as the target's, and the memory
+left after both models' weights holds cached tokens, each with the bytes of both models. So a draft
+costs context or concurrency (`memory_view`).
 """
 
 import math
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from harness.records import UserError
 from harness.summary import DraftMemory
 
-# Servers leave part of the memory to activations and the allocator; vLLM's default is 0.9.
+# Servers leave a part of the memory to activations and the allocator; vLLM's default is 0.9
 USABLE_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Bytes of a model in memory: weights of its own, and cache for every token of a text."""
+    """The bytes of a model in memory: its own weights, and KV cache for every token of a text."""
 
     weights: float = 0.0
     kv_per_token: float = 0.0
@@ -29,9 +29,9 @@ class ModelBytes:
 class MemoryFit:
     """Models that share a memory."""
 
-    room_bytes: float  # that they may fill
-    models: tuple[ModelBytes, ...]  # each with a cache
-    context_tokens: int = 0  # in every cache, of each sequence
+    room_bytes: float  # the memory that they may fill
+    models: tuple[ModelBytes, ...]  # each with a KV cache
+    context_tokens: int = 0  # of each sequence
     sequences: int = 1  # side by side
 
     @property
@@ -47,17 +47,17 @@ class MemoryFit:
 
     @property
     def needed_bytes(self) -> float:
-        """Weights and caches."""
+        """Bytes of the weights and the caches."""
         return self.weights_bytes + self.cache_bytes
 
     @property
     def fits(self) -> bool:
-        """True where there is room for them."""
+        """True where weights and caches fit."""
         return self.needed_bytes <= self.room_bytes
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that the caches can hold in what the weights leave."""
+        """Tokens that the caches can hold in the memory that the weights leave."""
         left = self.room_bytes - self.weights_bytes
         return max(0, math.floor(left / sum(model.kv_per_token for model in self.models)))
 
@@ -80,10 +80,10 @@ def memory_view(
     context_tokens: int,
     device: str | None = None,
 ) -> tuple[DraftMemory, ...]:
-    """The memory that each draft leaves, and the share lost of what the target alone leaves.
+    """The memory of each draft, and the context and sequences lost compared with no draft.
 
-    USABLE_SHARE of `memory_bytes` may be filled. `context_tokens` are of each concurrent sequence,
-    prompt and answer.
+    USABLE_SHARE of `memory_bytes` may be filled. `context_tokens` are those of each concurrent
+    sequence, prompt and answer.
     """
     if not (math.isfinite(memory_bytes) and memory_bytes > 0.0):
         raise UserError(f"memory_bytes={memory_bytes}: must be above 0")

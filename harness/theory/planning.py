@@ -1,9 +1,9 @@
-"""A pair on cards that nobody has at hand: what fits, what a step takes, what speculation gains.
+"""A pair on cards, modelled from data sheets: memory, step times and the gain from speculation.
 
-Times follow from the sizes of two models and the data sheet of a card (`plan_cards`), so they can
-be asked for before anything is rented or downloaded. That is a model, not a measurement: both
-models are taken at their floors, which flatters small drafts most, since those are the farthest
-from theirs.
+Times follow from the sizes of two models and the data sheet of a card (`plan_cards`), so they are
+known before anything is rented or downloaded. They are modelled, not measured: both models are
+taken at their floors. That is too optimistic for small drafts most of all, which are the farthest
+above their floors.
 """
 
 import math
@@ -17,7 +17,7 @@ from harness.theory.memory import MemoryFit, usable_bytes
 from harness.theory.roofline import Card, forward_floor
 from harness.theory.speedup import RoundTimes, StepTimes
 
-# Larger batches than this are beyond what one asks of a single card.
+# The largest batch that is considered on one card
 LARGEST_BATCH = 1024
 
 
@@ -41,7 +41,7 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlannedGain:
-    """The gain of speculation on one card at one alpha; all of it modelled."""
+    """The modelled gain from speculation on one card at one alpha."""
 
     alpha: float
     # k, speedup: the best K and its speedup; 0 and 1 where speculation does not pay
@@ -49,21 +49,21 @@ class PlannedGain:
     speedup: float
     # Of all sequences together; None without a price, or if the pair does not fit
     usd_per_million_tokens: float | None
-    # The power of two from which on speculation does not pay, among the batches up to
-    # `largest_batch`; None if it still pays there, or nothing fits
+    # The batch (a power of two up to `largest_batch`) from which on speculation does not pay; None
+    # if it still pays there, or nothing fits
     stops_at_batch: int | None
 
 
 @dataclass(frozen=True)
 class PlannedCard:
-    """A pair on one card; all of it modelled."""
+    """The modelled memory, times and gains of a pair on one card."""
 
     card: str
-    fits: bool  # whether weights and caches of both models do, in the share that may be filled
+    fits: bool  # whether weights and KV caches of both models fit into the usable memory
     needed_bytes: float  # weights and caches
     cards_needed: int  # by memory alone
     sequences: int  # concurrent sequences of the asked context that fit; 0 if the weights do not
-    largest_batch: int  # the largest batch looked at: what fits, at most 1024
+    largest_batch: int  # the largest batch considered: the largest that fits, at most 1024
     # target_ms, draft_ms: one step
     target_ms: float
     draft_ms: float
@@ -81,7 +81,7 @@ def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
     memory = MemoryFit(
         usable_bytes(card.memory_gb),
         tuple(ModelSize(model, request.bytes_per_parameter).memory for model in models),
-        request.context_tokens + max(request.ks) + 1,  # the last drafts included
+        request.context_tokens + max(request.ks) + 1,  # with the tokens of the last verify
         request.batch,
     )
     floors, largest = _floors(card, request, request.batch), max(request.ks)
@@ -116,7 +116,7 @@ def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
 
 
 def plan_cards(cards: Sequence[Card], request: PlanRequest) -> tuple[PlannedCard, ...]:
-    """Every card, those that fit first, the cheapest token first (fastest, without a price)."""
+    """The plans of all cards, those that fit first, by token price (by speed without a price)."""
 
     def order(plan: PlannedCard) -> tuple[bool, float, float]:
         last = plan.gains[-1] if plan.gains else plan
@@ -146,7 +146,7 @@ def _best_k(floors: StepTimes, request: PlanRequest, alpha: float) -> tuple[int,
 
 
 def _stops_at(card: Card, request: PlanRequest, alpha: float, largest: int) -> int | None:
-    """The power of two after the last, among 1, 2, 4, ..., `largest`, at which some K pays."""
+    """The batch after the last of 1, 2, 4, ... at which some K pays; None beyond `largest`."""
     batch, stop = 1, 1
     while batch <= largest:
         if _best_k(_floors(card, request, batch), request, alpha)[0] > 0:

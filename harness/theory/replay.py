@@ -1,39 +1,41 @@
-"""Replay: every K of every draft from one target generation, exactly, without running the loop.
+"""Replay: exact expectations at every K of every draft from one target generation, without a loop.
 
-Speculative sampling emits x ~ target, whatever the draft. Given the emitted text x, the flag "the
-draft token at this drafted position was accepted" is Bernoulli(a), independent of the others:
+Speculative sampling emits x ~ target with any draft. Given the emitted text x, the flag "the draft
+token at this drafted position was accepted" is Bernoulli(a), independent of the others:
 1. by Bayes, a = P(accepted and emitted x_i) / target(x_i), and the rules differ only there:
    `ratio` min(1, draft(x_i) / target(x_i)), `exact_match` draft(x_i), `greedy_draft` x_i = argmax
    (`harness.theory.acceptance_rules.accept_probabilities`);
-2. so from a start s the round accepts j < K and is rejected with probability a_1 .. a_j (1 - a_j+1)
-   and goes on at s + j + 1; it accepts all K with a_1 .. a_K and goes on at s + K + 1;
+2. so from a start s the round accepts j < K and rejects with probability a_1 .. a_j (1 - a_j+1),
+   and the next starts at s + j + 1; it accepts all K with a_1 .. a_K, and the next starts at
+   s + K + 1;
 3. V[s], the probability that a round starts at s, is the renewal recursion V[0] = 1,
    V[s + j + 1] += V[s] P(the round from s emits j + 1 tokens), and rounds = sum of V;
 4. every other count is a sum over s of V[s] times the distribution of the round from s;
 5. where r <= K text positions are left, accepting all r is a cut: neither rejection nor bonus;
-6. a drafter that proposes only n < K tokens from s (an n-gram) makes K = n there: after n comes the
+6. where a drafter proposes only n < K tokens from s (an n-gram), K = n there: after n comes the
    bonus, and n = 0 is a plain step;
-7. a drafter that drafts no more after an unlikely token (`harness.theory.adaptive`) makes K = n
-   there as well, but after a rejected token it may have drafted more or fewer than n.
+7. where a drafter stops after an unlikely token (`harness.theory.adaptive`), K = n there as well,
+   but after a rejected token it may have drafted more or fewer than n.
 Assumptions: the text is drawn from the same target distribution (temperature, top-k, top-p) as in
 `a`, rounds start afresh (no state carries over), and the draft sees only what was emitted.
 
 Block verification (rule `block`) judges a round's tokens together, so its chance at a position
 depends on where the round starts. Let P_i and Q_i be the target's and the draft's probability of
 the round's tokens x_1 .. x_i, p_0 = 1 and p_i = min(1, p_i-1 target(x_i) / draft(x_i)):
-8. given the drafted x_1 .. x_i, at least i are accepted with probability p_i. Of the last drafted
-   token that is the rule itself. Before it, more are accepted with E[p_i+1], which is the sum of
-   min(p_i target, draft) = p_i - S_i, and else i with h_i = S_i / (S_i + 1 - p_i): together p_i;
+8. given the drafted x_1 .. x_i, at least i are accepted with probability p_i. For the last drafted
+   token this is the rule itself. Before it, more than i are accepted with E[p_i+1], the sum of
+   min(p_i target, draft) = p_i - S_i, and otherwise i with h_i = S_i / (S_i + 1 - p_i): together
+   p_i;
 9. then the next token y is accepted with draft(y) p_i+1 = min(p_i target(y), draft(y)), or drawn
-   from the residual max(0, p_i target(y) - draft(y)): together p_i target(y). So what follows is
-   the target's, given that at least i stand;
+   from the residual max(0, p_i target(y) - draft(y)): together p_i target(y). So the next token has
+   the target's distribution, given that at least i are accepted;
 10. so P(at least i accepted | text) = Q_i p_i / P_i, for every K of at least i. By the recursion of
-   p that is the smaller of Q_i-1 p_i-1 / P_i-1 and Q_i / P_i, thus min(1, min over k <= i of
-   Q_k / P_k). The product of min(1, draft / target) that `ratio` has is no larger. The chance at an
+   p this is the smaller of Q_i-1 p_i-1 / P_i-1 and Q_i / P_i, thus min(1, min over k <= i of
+   Q_k / P_k). The product of min(1, draft / target), as for `ratio`, is no larger. The chance at an
    offset, given that the round got there, is a ratio of two of these.
 
-A trap: the mean of `a` over the next token, sum of min(target, draft) over the vocabulary, must not
-be chained along a text in place of `a`, since after an acceptance the text is not
+Note: the mean of `a` over the next token, the sum of min(target, draft) over the vocabulary, must
+not be chained along a text in place of `a`, since after an acceptance the text is not
 target-distributed.
 
 Sources: Leviathan et al. 2023 and Chen et al. 2023 for the rule `ratio` and x ~ target; Sun et al.
@@ -69,9 +71,9 @@ class Replayed:
     cut: Array
     accepted_lengths: Array  # shape (texts, K + 1); entry j is the rounds that kept exactly j
     room: Array  # shape (texts, K); entry j - 1 is the rounds with at least j text positions left
-    # Shape (texts, K + 1); entry n is the rounds that proposed n tokens. All are at K, but for a
-    # drafter that may propose fewer; 0 proposed is a plain step, which counts as a bonus after no
-    # acceptance.
+    # Shape (texts, K + 1); entry n is the rounds that proposed n tokens. All are at K, except with
+    # a drafter that may propose fewer; 0 proposed is a plain step, which counts as a bonus without
+    # acceptances.
     proposals: Array
 
     @property
@@ -109,9 +111,10 @@ class Replayed:
         return tuple(float(kept / rounds) for kept, rounds in pairs if rounds > 0.0)
 
     def summed(self, groups: Sequence[int] | NDArray[np.integer], size: int) -> "Replayed":
-        """The counts of texts added up by group, such as the repetitions of one prompt.
+        """The sums of the counts over groups of texts, such as the repetitions of one prompt.
 
-        `groups` has that of each text, (texts,), below `size`; one without a text gets zeros.
+        `groups` has the group of each text, (texts,), below `size`; a group without a text gets
+        zeros.
         """
         into = np.asarray(groups, dtype=np.intp)
 
@@ -143,21 +146,21 @@ def stacked(parts: Sequence[Replayed]) -> Replayed:
 
 
 def by_start(accept_prob: ArrayLike, depth: int) -> Array:
-    """The general input from an autoregressive draft's, whose chance depends on the position only.
+    """The input of `replay` from chances by position, as those of an autoregressive draft are.
 
     Args:
-        accept_prob: shape (texts, positions), padded with anything.
-        depth: offsets to lay out, the largest K.
+        accept_prob: shape (texts, positions), with any padding.
+        depth: number of offsets, the largest K.
 
     Returns:
-        Shape (texts, positions, depth), read-only: entry [., s, i] is that of position s + i.
+        Shape (texts, positions, depth), read-only: entry [., s, i] is the chance at position s + i.
     """
     values = np.asarray(accept_prob, dtype=np.float64)
     texts, positions = values.shape
     padded = np.zeros((texts, positions + depth - 1))
     padded[:, :positions] = values
     row, step = padded.strides
-    # sliding_window_view gives the same, and took most of this function's time
+    # Not sliding_window_view, which took most of this function's time
     windows = np.ndarray((texts, positions, depth), np.float64, padded, 0, (row, step, step))
     windows.flags.writeable = False
     return windows
@@ -180,10 +183,10 @@ def replay(
         lengths: tokens of each text, (texts,).
         ks: the K to replay, each at most the number of offsets.
         proposed: shape (texts, starts), tokens proposed from each start; at a smaller K the first K
-            of them. None means K from everywhere.
-        drafted: shape (texts, starts, offsets + 1), with `proposed` alone: tokens that a drafter
-            which stops early drafts in a round that accepts exactly so many, with rejected ones and
-            those beyond the text's end; at a smaller K the first K of them. None means that a round
+            of them. None: K from every start.
+        drafted: shape (texts, starts, offsets + 1), only with `proposed`: tokens that a drafter
+            which stops early drafts in a round that accepts exactly 0, 1, ... tokens, with rejected
+            ones and those beyond the text's end; at a smaller K the first K of them. None: a round
             proposes the same number of tokens however it ends.
 
     Returns:
@@ -215,7 +218,7 @@ def replay(
 
 
 class PaddedTexts(NamedTuple):
-    """Texts of several lengths side by side, as `replay` takes them."""
+    """Texts of several lengths in padded arrays, as `replay` takes them."""
 
     chances: Array  # (texts, starts, K), 0 where nothing is drafted
     lengths: Counts  # (texts,)
@@ -225,13 +228,14 @@ class PaddedTexts(NamedTuple):
 def padded_texts(
     chances: Sequence[Array], proposed: Sequence[Counts | None], k: int
 ) -> PaddedTexts:
-    """Lay texts of several lengths side by side.
+    """Texts of several lengths in padded arrays.
 
     Args:
-        chances: per text, [start, offset] the chance that its token there is accepted if it is
+        chances: for each text, [start, offset] the chance that its token there is accepted if it is
             drafted; at least k offsets.
-        proposed: per text, [start] tokens drafted; entries beyond the text's end are not read. None
-            means K from everywhere.
+        proposed: for each text, [start] tokens drafted; entries beyond the text's end are not read.
+            None: K from every start.
+        k: the largest number of drafted tokens.
     """
     lengths = np.array([len(rows) for rows in chances], dtype=np.intp)
     padded = np.zeros((len(lengths), int(lengths.max()), k))
@@ -251,13 +255,13 @@ def replay_texts(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -
 
 
 def rounds_variance(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -> Array:
-    """Variance of each text's rounds, given the text, (texts,); 0 where they are certain.
+    """The variance of each text's rounds, given the text, (texts,); 0 where they are certain.
 
     With N[s] the rounds from a start s on, and L the tokens that the round from s emits,
     N[s] = 1 + N[s + L]. So, from the text's end backwards, with 0 beyond it,
     E N[s] = 1 + sum over L of P(L) E N[s + L], and
     E N[s]^2 = 1 + 2 sum of P(L) E N[s + L] + sum of P(L) E N[s + L]^2.
-    Arguments as of `padded_texts`.
+    The arguments are those of `padded_texts`.
     """
     padded = padded_texts(chances, proposed, k)
     left = _positions_left(padded.lengths, padded.chances)
@@ -271,12 +275,12 @@ def rounds_variance(chances: Sequence[Array], proposed: Sequence[Counts], k: int
         mean[:, s] = np.where(left[:, s] > 0, 1.0 + mean_later, 0.0)
         square[:, s] = np.where(left[:, s] > 0, 1.0 + 2.0 * mean_later + square_later, 0.0)
     variance = square[:, 0] - mean[:, 0] ** 2
-    # What rounding leaves of a difference of two squares is no variance
+    # A smaller value is only the rounding of the difference of two squares
     return np.where(variance > 1e-9 * square[:, 0], variance, 0.0)
 
 
 def _positions_left(lengths: Counts, chances: Array) -> Counts:
-    """The text positions that each start has left, (texts, starts); not above 0 beyond the end."""
+    """The text positions left from each start, (texts, starts); at most 0 beyond the end."""
     return np.subtract.outer(lengths, np.arange(int(chances.shape[1]))).astype(np.intp)
 
 
@@ -300,7 +304,7 @@ def _emits(reach: Array) -> Array:
 def _replay_one(
     chances: Array, lengths: Counts, k: int, proposed: Counts | None, drafted: Counts | None
 ) -> Replayed:
-    """One K: the chance of every round length, the renewal recursion, then the sums."""
+    """The counts of one K: the chance of every round length, the renewal recursion, the sums."""
     left = _positions_left(lengths, chances)
     drafts = np.full_like(left, k) if proposed is None else np.clip(proposed, 0, k)
     in_text = np.greater.outer(left, np.arange(k)).astype(np.bool_)
@@ -325,7 +329,7 @@ def _replay_one(
         proposals = np.zeros((len(tokens), k + 1))
         proposals[:, k] = rounds
     elif drafted is not None:
-        # Entry j: rounds that accept exactly j, and end by a rejection, the text's end or their own
+        # Entry j: rounds that accept exactly j, and end by a rejection, the text's end or a bonus
         exactly = _emits(kept)
         totals = np.clip(drafted[:, :, : k + 1], 0, k)
         by_count = [(exactly * (totals == n)).sum(axis=(1, 2)) for n in range(k + 1)]

@@ -2,21 +2,21 @@
 
 A forward must read its bytes and do its arithmetic; a card that overlaps the two perfectly takes
 the longer of both (the roofline model: Williams, Waterman, Patterson, "Roofline", CACM 2009). With
-few sequences it waits for memory, further positions are free, and speculation lives off that; with
-many sequences the arithmetic decides, and every drafted token costs its own time. Real engines are
-slower than both, so these times are floors, not forecasts.
+few sequences it waits for memory and further positions take no time, which is why speculation pays.
+With many sequences the arithmetic decides, and every drafted token takes its own time. Real engines
+are slower than both, so these times are floors, not forecasts.
 
 A measured step takes the time of reading, of arithmetic, and of everything else: launching kernels,
-Python, synchronising. Three shares tell them apart (`step_bounds`):
+Python, synchronising. It is split into three shares (`step_bounds`):
 
-- MBU (model bandwidth utilisation), the memory floor / the time, is the share of reading;
-- what a further position adds to a forward, beyond the bytes that it adds, / the step is the share
-  of arithmetic (a step computes one position), the largest over the forwards timed, and at most
-  what reading leaves;
+- the share of reading is MBU (model bandwidth utilisation), the memory floor / the time;
+- the share of arithmetic is the time that a further position adds to a forward, beyond the bytes
+  that it adds, / the step (which computes one position): the largest over the timed forwards, and
+  at most 1 - MBU;
 - the rest is overhead.
 
 A step is launch-bound where reading is less than 40 % of it and overhead more than half. A flat
-verify curve alone does not show that: a step that waits for memory is as flat.
+verify curve alone does not show that, since that of a step that waits for memory is as flat.
 """
 
 import re
@@ -31,7 +31,7 @@ from harness.theory.architecture import Architecture
 LAUNCH_BOUND_MBU = 0.4
 LAUNCH_BOUND_OVERHEAD = 0.5
 DECODING = ("step", "verify")
-# A card's usable memory is up to some percent below the number it is sold by.
+# A card's usable memory is up to some percent below its nominal size
 MEMORY_TOLERANCE = 0.15
 
 
@@ -54,14 +54,14 @@ class Card:
 def is_card(
     card: str, memory_gb: float, device_name: str | None, memory_bytes: float | None
 ) -> bool:
-    """True where a device can be the card that is called so in conf/gpu.
+    """True where a device can be the card of this name in conf/gpu.
 
-    By its name ("NVIDIA A100-SXM4-80GB" for a100_80) and, where that is known, by its memory: the
-    same name is sold with different amounts.
+    It is compared by the device's name ("NVIDIA A100-SXM4-80GB" for a100_80) and, where it is
+    known, by its memory: cards of one name are sold with different amounts.
     """
     wanted = card.lower().split("_")[0]
     words = set(re.split(r"[^a-z0-9]+", (device_name or "").lower()))
-    # The A10G is sold as an A10 too, and answers to either name.
+    # The A10G is also sold as an A10, and its driver reports either name
     if not words & {wanted, wanted.removesuffix("g")}:
         return False
     if memory_bytes is None:
@@ -70,7 +70,7 @@ def is_card(
 
 
 def memory_floor_s(bytes_read: float, bandwidth_gb_s: float) -> float:
-    """The shortest time in which that much can be read."""
+    """The shortest time in seconds in which so many bytes can be read."""
     if not bandwidth_gb_s > 0.0:
         raise UserError(f"bandwidth_gb_s={bandwidth_gb_s}: must be above 0")
     return bytes_read / bandwidth_gb_s / 1e9
@@ -94,7 +94,7 @@ def forward_floor(
 ) -> float:
     """The shortest time of a forward on `card`, seconds; arguments as `Architecture.bytes_read`.
 
-    `bytes_per_parameter` is of weights and cache alike.
+    `bytes_per_parameter` is that of weights and cache.
     """
     size = {"tokens": tokens, "context_tokens": context_tokens, "batch": batch}
     read = shape.bytes_read(
@@ -110,9 +110,9 @@ class ReadingModel:
     """A model that is read from a memory of known bandwidth."""
 
     shape: Architecture
-    bytes_per_parameter: float  # of weights and cache alike
+    bytes_per_parameter: float  # of weights and cache
     bandwidth_gb_s: float
-    source: Literal["measured", "datasheet"]  # how the bandwidth is known
+    source: Literal["measured", "datasheet"]  # of the bandwidth
 
     def bytes_read(self, row: LatencyRow) -> float:
         """Bytes that a timed forward must read."""
@@ -147,9 +147,9 @@ def with_floors(rows: Iterable[LatencyRow], models: Mapping[str, ReadingModel]) 
 
 
 def step_bounds(rows: Sequence[LatencyRow]) -> list[StepBound]:
-    """One entry per model and context at batch 1 of which the step and a longer forward were timed.
+    """The shares of steps at batch 1, for each model and context with a timed longer forward.
 
-    Rows without a floor give none.
+    Rows without a floor have no entry.
     """
 
     def place(row: LatencyRow) -> tuple[str, str, int, int]:
@@ -177,14 +177,14 @@ def shortest_context(bounds: Sequence[StepBound]) -> list[StepBound]:
 def _bound(
     step: LatencyRow, longer: Sequence[LatencyRow], mbu: float, floor_ms: float
 ) -> StepBound:
-    # Take the maximum over n: one fast kernel must not make arithmetic look like overhead.
+    # The maximum over n, so that one fast kernel does not make arithmetic look like overhead
     per_position_ms = max(
         (row.median_ms - step.median_ms - ((row.floor_ms or 0.0) - floor_ms)) / (row.tokens - 1)
         for row in longer
     )
     widest = max(longer, key=lambda row: row.tokens)
-    # A step computes one position, so what reading leaves of it is the most that can be arithmetic;
-    # a position of a longer forward may take longer, where other kernels compute it.
+    # A step computes one position, so arithmetic takes at most 1 - MBU of it; a position of a
+    # longer forward may take longer, where other kernels compute it
     at_most = max(0.0, 1.0 - mbu)
     arithmetic = min(max(0.0, per_position_ms / step.median_ms), at_most)
     overhead = at_most - arithmetic

@@ -8,13 +8,13 @@ R(0) that of a plain token (`RoundTimes`), exactly and whatever the text,
 
 Where only single steps are known (`StepTimes`), R(K) / R(0) is taken as `K c + v`, with `c` = draft
 step / target step and `v` = the target's forward over K+1 positions / target step; v = 1 gives LKM
-theorem 3.8. That leaves out what a loop does besides its forwards; it serves for typed latencies
+theorem 3.8. This leaves out the work of a loop besides its forwards; it is used for typed latencies
 and for the floors of a card.
 
-What needs a model of the text is tokens_per_round. The iid model says that every draft token is
-accepted with one probability `alpha`, given that all before it in its round were. It explains and
-extrapolates; a decision should use the measured or replayed tokens_per_round instead, since text
-with easy and hard passages emits up to 6 % fewer tokens than the iid model says.
+Only tokens_per_round needs a model of the text. In the iid model every draft token is accepted with
+one probability `alpha`, given that all before it in its round were. It explains and extrapolates; a
+decision should use the measured or replayed tokens_per_round instead, since text with easy and hard
+passages emits up to 6 % fewer tokens than in the iid model.
 
 Acceptance comes in several forms; `harness.theory.acceptance` names and converts them.
 
@@ -67,39 +67,39 @@ class StepTimes:
         return self.verify_s[k] / self.target_s if self.verify_s else 1.0
 
     def round_s(self, k: int) -> float:
-        """K draft steps and one verify forward, seconds: what steps explain of a round."""
+        """The seconds of K draft steps and one verify forward: a round without other work."""
         return k * self.draft_s + self.v(k) * self.target_s
 
 
 def _line(n: int, low: int, high: int) -> tuple[tuple[int, float], ...]:
-    """The weights of two points of a line that give its value at n."""
+    """The weights of linear interpolation at n between two points."""
     share = (n - low) / (high - low)
     return ((low, 1.0 - share), (high, share))
 
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Times of a plain token and a round in a running loop, seconds: R(0) and R(n).
+    """The times of a plain token and a round in a running loop, seconds: R(0) and R(n).
 
     A prediction is tokens_per_round x R(0) / R(K). R is measured on consecutive rounds of the loop
-    that will serve, or follows from typed step times (`from_steps`), which leave out what a loop
-    does besides its forwards.
+    that will serve, or follows from typed step times (`from_steps`), without the other work of a
+    loop.
     """
 
     plain_s: float  # R(0), one plain token
-    # (tokens proposed, seconds of such a round), ascending; rounds between two of them lie on the
-    # line through these. Below the first they lie on the line through the first two, or on the one
-    # from the plain token to the first, whichever is slower: the first line alone may promise
+    # (tokens proposed, seconds of such a round), ascending. Rounds between two of them are
+    # interpolated linearly. Rounds below the first are on the line through the first two, or on the
+    # line from the plain token to the first, whichever is slower: the first line alone could give
     # rounds that are cheaper than a plain token. An entry for 0 is the round of a look-up that
-    # found nothing; without one that is a plain token.
+    # found nothing; without it that round is a plain token.
     round_s: tuple[tuple[int, float], ...]
-    # A plain token of the target as it runs without this draft, where it must run in a slower way
-    # for it; None where it runs alike
+    # R(0) of the target without this draft, where the draft makes it run in a slower mode; None
+    # where it does not
     other_plain_s: float | None = None
 
     @property
     def baseline_s(self) -> float:
-        """The plain token that speedups are over: what is decoded where this draft is not used."""
+        """R(0) for speedups: that of the target without this draft."""
         return self.plain_s if self.other_plain_s is None else self.other_plain_s
 
     @property
@@ -112,10 +112,10 @@ class RoundTimes:
         return 0 <= k <= self.largest
 
     def parts(self, n: int) -> tuple[tuple[int, float], ...]:
-        """R(n) by the timed ones: pairs of (tokens proposed, its share), (0, 1.0) for R(0).
+        """R(n) as a sum of timed rounds: (tokens proposed, weight); (0, 1.0) is R(0).
 
         Raises:
-            UserError: beyond the largest that was timed.
+            UserError: n is above the largest that was timed.
         """
         known = [k for k, _ in self.round_s]
         if n in known or n == 0:
@@ -129,10 +129,10 @@ class RoundTimes:
         return max(lines, key=self._seconds)
 
     def at(self, n: int) -> float:
-        """Seconds of a round that proposes n tokens.
+        """The seconds of a round that proposes n tokens.
 
         Raises:
-            UserError: beyond the largest that was timed.
+            UserError: n is above the largest that was timed.
         """
         return self._seconds(self.parts(n))
 
@@ -141,19 +141,19 @@ class RoundTimes:
         return sum(share * known[k] for k, share in parts)
 
     def relative(self, n: int) -> float:
-        """R(n) / R(0): what a round costs in plain tokens, those of `baseline_s`."""
+        """R(n) / R(0): the cost of a round in plain tokens, those of `baseline_s`."""
         return self.at(n) / self.baseline_s
 
     def speedup(self, tokens_per_round: float, k: int) -> float:
-        """tokens_per_round x R(0) / R(k): no model of the text; k + 1 tokens are the ideal."""
+        """tokens_per_round x R(0) / R(k), without a model of the text; k + 1 is the ideal."""
         return tokens_per_round / self.relative(k)
 
     def break_even_alpha(self, k: int) -> float | None:
-        """The iid alpha at which a round emits what it costs: E[tokens per round] = R(k) / R(0).
+        """The iid alpha that breaks even: E[tokens per round] = R(k) / R(0).
 
         0.0 where even alpha = 0 does not lose. None where even alpha = 1 loses, where R(k) is
-        unknown, and of a look-up: most of its rounds propose fewer than k tokens, so that one alpha
-        does not say what they emit.
+        unknown, and for a look-up: most of its rounds propose fewer than k tokens, so that one
+        alpha does not determine the tokens per round.
         """
         if not self.covers(k) or (self.round_s and self.round_s[0][0] == 0):
             return None
@@ -170,10 +170,10 @@ class RoundTimes:
 
     @classmethod
     def from_steps(cls, times: StepTimes, largest: int, *, lookup: bool = False) -> "RoundTimes":
-        """R(n) = n draft steps and a verify, from single steps; a look-up costs one draft_s.
+        """R(n) from single steps: n draft steps and a verify.
 
-        `largest` is the largest n, as far as verify times reach. With `lookup` the draft's time is
-        one look-up, however much it proposes.
+        `largest` is the largest n, as far as verify times are known. With `lookup` the draft takes
+        one draft_s in a round, for any number of proposed tokens.
         """
         ns = [n for n in range(1, largest + 1) if times.covers(n)]
         if not lookup:
@@ -184,23 +184,23 @@ class RoundTimes:
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """Times of iterations of a server with continuous batching: R(n, B), seconds.
+    """The times of iterations of a server with continuous batching: R(n, B), seconds.
 
-    It decodes all active requests in one iteration: each takes one round (plainly: emits one
-    token), and a request that ends makes place for the next. What one accepts does not depend on
-    who is decoded next to it; what a batch changes is R.
+    The server decodes all active requests in one iteration: each takes one round (in plain decoding
+    it emits one token), and a request that ends is replaced by the next. A request's acceptance
+    does not depend on the others in the batch; only R does.
     """
 
-    # R of each timed number of requests, ascending. In between it lies on a line, and outside it is
-    # that of the nearest.
+    # R of each timed number of requests, ascending; interpolated linearly, and outside that of the
+    # nearest
     by_batch: Mapping[int, RoundTimes]
 
     @property
     def plain(self) -> "BatchTimes":
-        """Times of a server that drafts nothing: without its look-ups that find nothing."""
+        """The times of plain decoding, without rounds of look-ups that find nothing."""
         return BatchTimes({b: RoundTimes(each.plain_s, ()) for b, each in self.by_batch.items()})
 
     def at(self, n: int, batch: int) -> float:
-        """Seconds of an iteration whose rounds draft n tokens, 0 as in `RoundTimes.at`."""
+        """The seconds of an iteration whose rounds draft n tokens; 0 as in `RoundTimes.at`."""
         known = sorted(self.by_batch)
         return float(np.interp(batch, known, [self.by_batch[b].at(n) for b in known]))

@@ -1,13 +1,12 @@
-"""Heads for speculative decoding: the classes that every kind is built from.
+"""The base classes of heads for speculative decoding.
 
 EAGLE and EAGLE-3 heads and a model's own MTP layer draft token by token (`ChainHead`); Medusa
 heads, DFlash and DSpark drafters draft a block from the same states (`BlockHead`); P-EAGLE heads
 and PARD drafts read mask tokens (`MaskHead`).
 
-Of a `ChainHead`, row t of a text x takes token x[t + 1] and a feature, and predicts x[t + 2]. The
-feature of a row that starts afresh is made of the target's hidden states at t; that of each further
-row of a chain is the head's own output of the row before. `harness.decoding.heads` runs that in the
-loop.
+Row t of a `ChainHead` takes token x[t + 1] of a text x and a feature, and predicts x[t + 2]. The
+feature of the first row of a chain is made of the target's hidden states at t; that of each further
+row is the head's own output of the row before. `harness.decoding.heads` runs this in the loop.
 """
 
 from abc import ABC, abstractmethod
@@ -23,13 +22,13 @@ from harness.models.load import Vocabulary, sampled_hash
 
 
 class HeadNetwork(nn.Module, ABC):
-    """A head's weights: what it reads, and its drafts from every start of a given text.
+    """A head's weights, and its drafts from every start of a given text.
 
     While drafts are accepted they are the text's tokens, so replay needs no loop: pass j runs the
     j-th row of the chains of all starts at once.
 
     Attributes:
-        layers: which states of the target it reads; see `CachedModel.keep_states`.
+        layers: the target's states that it reads; see `CachedModel.keep_states`.
         width: numbers per token in the states that it reads.
         cached_numbers: numbers per token in its cache.
     """
@@ -40,7 +39,7 @@ class HeadNetwork(nn.Module, ABC):
 
     @property
     def weights(self) -> list[Tensor]:
-        """Its own, without those that it shares with the target."""
+        """The head's own weights, without those that it shares with the target."""
         return list(self.parameters())
 
     @property
@@ -58,10 +57,10 @@ class HeadNetwork(nn.Module, ABC):
         """The outputs of `depth` drafts from every start of a text.
 
         Args:
-            tokens: [B, n + 1] of the text.
-            states: [B, n, width] the target's of all tokens but the last.
+            tokens: [B, n + 1] the text.
+            states: [B, n, width] the target's states of all tokens but the last.
             depth: K, the drafts from each start.
-            first: the first row to return a start of.
+            first: the first row that is a start.
 
         Returns:
             Per pass j = 0 .. depth - 1 the outputs [B, n - first - j, hidden]: entry i is from
@@ -82,7 +81,7 @@ class Head(ABC):
 
     Attributes:
         vocab_size: width of its logits, the target's.
-        drafts: tokens that it drafts a round at most; None: any number.
+        drafts: the most tokens that it drafts in a round; None: any number.
     """
 
     drafts: int | None = None
@@ -92,7 +91,7 @@ class Head(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where its weights and logits are."""
+        """The device of its weights and logits."""
         return self.network.weights[0].device
 
     def describe(self) -> dict[str, Any]:
@@ -101,22 +100,22 @@ class Head(ABC):
         return {"layers_read": list(self.network.layers), **most}
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Forget everything; for timing, run rows of `tokens` with states of zero."""
+        """Clear the head and, for timing, run rows of `tokens` with states of zero."""
         self._clear()
         if tokens:
             self.condition(torch.zeros(len(tokens), self.network.width))
             self.extend(torch.tensor(tokens))
 
     def start(self, first: Sequence[int]) -> None:
-        """Forget everything before a text; `first` is its first token, which has no row."""
+        """Clear the head before a text; `first` is its first token, which has no row."""
         del first
         self.prefill([])
 
     @torch.inference_mode()
     def condition(self, states: Tensor, drafts: int | None = None) -> None:
-        """Take the target's states [n, width] of as many tokens, for the next forward.
+        """Take the target's states [n, width] of n tokens for the next forward.
 
-        `drafts` is the number that the round asks for, where one begins.
+        `drafts` is the number of tokens to draft, at the begin of a round.
         """
         del drafts
         self._read(self.network.features(states))
@@ -131,7 +130,7 @@ class Head(ABC):
 
     @abstractmethod
     def rewind(self, count: int) -> None:
-        """Forget the last `count` rows."""
+        """Remove the last `count` rows."""
 
     @abstractmethod
     def _read(self, features: Tensor) -> None:
@@ -139,11 +138,11 @@ class Head(ABC):
 
     @abstractmethod
     def _clear(self) -> None:
-        """Forget everything."""
+        """Remove all rows and states."""
 
 
 class ChainHead(Head):
-    """A head with a cache of rows; each row of a chain takes the output of the one before."""
+    """A head with a cache of rows, in which each row takes the output of the one before."""
 
     # What the next forward takes as its rows' features; the head's last output where None
     _features: Tensor | None = None
@@ -184,13 +183,13 @@ class ChainHead(Head):
 
 
 class RoundHead(Head):
-    """A head that drafts a round from where it starts; `forward` gives its rows one by one."""
+    """A head that drafts a whole round from its start; `forward` returns its rows one by one."""
 
     # Rows of the round that `forward` has given
     _given = 0
 
     def rewind(self, count: int) -> None:
-        """End the round, of which nothing is kept, however many tokens it drafted."""
+        """End the round; none of its rows is kept, for any `count`."""
         del count
         self._given = 0
 
@@ -199,11 +198,11 @@ class RoundHead(Head):
 
 
 class BlockHead(RoundHead):
-    """A head that drafts a whole block from where a round starts.
+    """A head that drafts a whole block from the start of a round.
 
-    One pass gives all that it drafts from a start; only a DSpark drafter's logits depend on the
-    token drafted before as well. `forward` gives the block's rows one after the other. K steps in a
-    row, which is how a draft's steps are timed, cost what drafting costs a round of K.
+    One pass drafts the whole block; only a DSpark drafter's logits also depend on the token drafted
+    before. `forward` returns the block's rows one after the other. K successive steps, by which a
+    draft is timed, cost as much as the drafting of a round of K.
     """
 
     def __init__(self, network: HeadNetwork, vocab_size: int, drafts: int) -> None:
@@ -212,34 +211,34 @@ class BlockHead(RoundHead):
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [1, vocab] of the round's next draft.
+        """The logits [1, vocab] of the round's next draft.
 
-        The first time of a round `tokens` [n] end with the last of the text. After the block's last
-        row it begins anew, which only timing asks for.
+        In the first call of a round `tokens` [n] end with the last token of the text. After the
+        block's last row it starts again, which happens only in timing.
         """
         offset = self._given % self._size
         self._given = offset + 1
         return self._draft(offset, tokens[-1:])
 
     def extend(self, tokens: Tensor) -> None:
-        """Nothing to do: earlier text reaches the head through the target's states."""
+        """Do nothing: the head knows the earlier text from the target's states."""
         del tokens
 
     @abstractmethod
     def _draft(self, offset: int, token: Tensor) -> Tensor:
-        """Logits [1, vocab] at an offset after a token [1], the text's last where that is 0."""
+        """The logits [1, vocab] at an offset after a token [1], the text's last at offset 0."""
 
 
-# Rows of a pass that no round asks for, which only timing does
+# Rows of a pass outside of a round, in timing
 ROWS_ALONE = 8
 
 
 class MaskHead(RoundHead):
-    """A head that reads mask tokens behind the text: a round of K runs K rows, all in one pass.
+    """A head that reads mask tokens behind the text: a round of K runs K rows in one pass.
 
-    Attention is causal, so no row depends on how many follow it. `forward` gives the rows one after
-    the other; K steps in a row, which is how a draft's steps are timed, cost what a round of
-    `ROWS_ALONE` costs.
+    Attention is causal, so no row depends on the number of rows after it. `forward` returns the
+    rows one after the other; K successive steps, by which a draft is timed, cost as much as a round
+    of `ROWS_ALONE`.
     """
 
     # Rows of the round's pass, and their logits
@@ -247,15 +246,15 @@ class MaskHead(RoundHead):
 
     @torch.inference_mode()
     def condition(self, states: Tensor, drafts: int | None = None) -> None:
-        """Take the target's states, and note how many tokens the round drafts."""
+        """Take the target's states, and the number of tokens that the round drafts."""
         super().condition(states, drafts)
         self._rows = drafts or self.drafts or ROWS_ALONE
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [1, vocab] of the round's next draft.
+        """The logits [1, vocab] of the round's next draft.
 
-        The first time of a round the rows of `tokens` [n] are kept, those of masks are not.
+        In the first call of a round the rows of `tokens` [n] are kept; those of masks are not.
         """
         offset = self._given % self._rows
         self._given = offset + 1
@@ -265,7 +264,7 @@ class MaskHead(RoundHead):
 
     @abstractmethod
     def _round(self, tokens: Tensor, rows: int) -> Tensor:
-        """Logits [rows, vocab] after tokens [n], which are kept, and `rows` - 1 masks."""
+        """The logits [rows, vocab] after tokens [n], which are kept, and `rows` - 1 masks."""
 
 
 def in_target_ids(logits: Tensor, ids: Tensor | None, vocabulary: int) -> Tensor:
@@ -288,7 +287,7 @@ class LoadedHead(Vocabulary):
 
     Attributes:
         network: in eval mode, on the target's device.
-        facts: what its kind has to say in the manifest: architecture, layout and so on.
+        facts: entries of its kind in the manifest, such as architecture and layout.
     """
 
     network: HeadNetwork

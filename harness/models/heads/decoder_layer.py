@@ -1,11 +1,11 @@
 """Heads of Llama layers, EAGLE's and EAGLE-3's, which draft token by token.
 
-A row is a token and a feature; kinds differ in what the layer's projections read of them
-(`project`). Positions are rotary and those of the text: row t, or t + j for the j-th row of a
-chain. `passes` gives the drafts from every start of a given text: pass j runs the j-th row of every
-chain at once, fed with the text's tokens; it attends to the rows of pass 0 up to its own start, and
-to its own chain's earlier rows, which is a diagonal of each earlier pass. `LayerHead` runs the same
-with a cache, for the loop.
+A row is a token and a feature; kinds differ in the input of the layer's projections (`project`).
+Positions are rotary and those of the text: row t, or t + j for the j-th row of a chain. `passes`
+returns the drafts from every start of a given text: pass j runs the j-th row of every chain at
+once, fed with the text's tokens; it attends to the rows of pass 0 up to its own start, and to its
+own chain's earlier rows, which are a diagonal of each earlier pass. `LayerHead` runs the same with
+a cache, for the loop.
 """
 
 from abc import abstractmethod
@@ -44,7 +44,7 @@ class Projected(NamedTuple):
 
 
 class Attention(nn.Module):
-    """The projections of a layer; what attends to what is its caller's."""
+    """The projections of a layer; its caller computes the attention."""
 
     def __init__(self, config: Any, width: int, head_dim: int, *, bias: bool) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A decoder layer whose projections read `width` numbers, without norms of what they read."""
+    """A decoder layer whose projections read `width` numbers, without norms of this input."""
 
     def __init__(self, config: Any, width: int, head_dim: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -71,8 +71,8 @@ class LayerNetwork(HeadNetwork):
     Attributes:
         midlayer: the first layer, mostly the only one.
         fc: to the layer's width.
-        embed_tokens: the target's embedding [V, hidden], or one of its own.
-        own_embedding: which of the two.
+        embed_tokens: the target's embedding [V, hidden], or its own.
+        own_embedding: whether the embedding is its own.
     """
 
     midlayer: Any
@@ -96,7 +96,7 @@ class LayerNetwork(HeadNetwork):
 
     @property
     def weights(self) -> list[Tensor]:
-        """Its own, without the embedding where that is the target's."""
+        """The head's own weights, without the embedding where that is the target's."""
         return [
             weight
             for name, weight in self.named_parameters()
@@ -125,7 +125,7 @@ class LayerNetwork(HeadNetwork):
         return self.attended_by(layer.input_layernorm(hidden), hidden, angles, layer)
 
     def finish(self, attended: Tensor, residual: Tensor, layer: Any = None) -> Tensor:
-        """The outputs [B, n, hidden] of what was attended [B, heads, n, D]; of the first layer."""
+        """The outputs [B, n, hidden] of a layer (the first) from attention [B, heads, n, D]."""
         layer = layer or self.midlayer
         rows = attended.transpose(1, 2).flatten(2)
         hidden = residual + layer.self_attn.o_proj(rows)
@@ -161,7 +161,7 @@ class LayerNetwork(HeadNetwork):
 
 
 def shape_of_layer(layer: LlamaConfig, vocab: int, states: int) -> HeadArchitecture:
-    """The sizes of a head of one such layer, by its config, that reads so many numbers of states.
+    """The sizes of a head of one such layer, by its config, that reads states of this width.
 
     An upper bound for EAGLE: the attention of an EAGLE-3 head, which this counts, is twice as wide.
     """
@@ -181,7 +181,7 @@ def shape_of_layer(layer: LlamaConfig, vocab: int, states: int) -> HeadArchitect
 def attend_from_every_start(
     query: Tensor, keys: Tensor, values: Tensor, chain: Sequence[tuple[Tensor, Tensor]], first: int
 ) -> Tensor:
-    """Query i attends to rows up to first + i, and to entry i of each of its chain's passes.
+    """The attention of query i to rows up to first + i, and to entry i of each chain's passes.
 
     Args:
         query: [B, heads, n, D].
@@ -221,7 +221,7 @@ class LayerHead(ChainHead):
         self._allocate(CAPACITY)
 
     def rewind(self, count: int) -> None:
-        """Forget the last `count` rows."""
+        """Remove the last `count` rows."""
         self._length -= count
 
     def _forget_rows(self) -> None:

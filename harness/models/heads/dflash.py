@@ -1,19 +1,19 @@
 """A DFlash drafter: a small transformer that fills a block of masked positions in one pass.
 
-It reads the target's residual stream after some of its layers, side by side: `fc` and a norm make
-of a token's states one context vector, from which every layer takes a key and a value. The block
+It reads the target's residual stream after some of its layers, side by side: `fc` and a norm turn a
+token's states into one context vector, from which every layer takes a key and a value. The block
 after a text x[0 .. t + 1] is the embedding of x[t + 1], at position t + 1, then of mask tokens.
-Its positions attend to the context of x[0 .. t] (the target has not seen x[t + 1] yet) and to all
-of the block, both ways. Position t + 2 + j of the block's output, through the last norm and an
-output matrix, is the distribution of x[t + 2 + j]. So a block of B positions drafts B - 1 tokens in
-one pass, and none of them depends on another (Chen et al. 2026, DFlash, arXiv 2602.06036;
+Its positions attend to the context of x[0 .. t] (the target has not read x[t + 1] yet) and to all
+of the block, in both directions. Position t + 2 + j of the block's output, through the last norm
+and an output matrix, is the distribution of x[t + 2 + j]. So a block of B positions drafts B - 1
+tokens in one pass, and none depends on another (Chen et al. 2026, DFlash, arXiv 2602.06036;
 `dflash/model.py` of z-lab/dflash; `specforge/modeling/draft/dflash.py` of SGLang's SpecForge;
 `src/speculators/models/dflash/core.py` of vllm-project/speculators). The layers are Qwen3's.
 
-The block has the same length at every K, that which it was trained with unless `draft.block` says
-another, and a round of fewer drafts takes the first of them; so z-lab's code and transformers'
-`DFlashTokenCandidateGenerator` do it. Acceptance then depends on start and offset alone, and one
-scoring serves every K. vLLM (`v1/spec_decode/dflash.py`), SGLang
+The block has the same length at every K: `draft.block`, or by default that of the training. A round
+of fewer drafts takes the first of them, as in z-lab's code and transformers'
+`DFlashTokenCandidateGenerator`. Acceptance then depends on start and offset alone, and one scoring
+serves every K. vLLM (`v1/spec_decode/dflash.py`), SGLang
 (`speculative/dflash_worker_v2.py`) and llama.cpp (`common/speculative.cpp`) fill K + 1 positions:
 the same at K = B - 1.
 
@@ -26,8 +26,8 @@ Two layouts are read:
   layers' config under `transformer_layer_config`, `aux_hidden_state_layer_ids`, the layers whose
   input is read, and an embedding and output matrix of its own, over the tokens of `d2t` and `t2d`.
 
-A sliding window is not read: engines differ in what of a block it hides (vLLM is causal there,
-transformers is not).
+Drafters with a sliding window are not read: engines differ in the positions of a block that it
+hides (vLLM is causal there, transformers is not).
 """
 
 import re
@@ -55,7 +55,7 @@ from harness.models.heads.files import HeadFiles, found_in, head_config, is_of
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
-# Positions of blocks in memory at a time, where a text's starts are scored
+# Positions of blocks in memory at a time, when the starts of a text are scored
 QUERIES = 512
 CAPACITY = 512
 
@@ -71,12 +71,13 @@ class KeysValues(NamedTuple):
 
 
 Angles = tuple[Tensor, Tensor]
-# (queries [B, heads, n, D], the block's own keys and values) -> what they attend to, as the queries
+# (queries [B, heads, n, D], the block's own keys and values) -> the attention's output, of the
+# queries' shape
 Attend = Callable[[Tensor, KeysValues], Tensor]
 
 
 def _rotated(rows: Tensor, angles: Angles) -> Tensor:
-    """Rows [B, heads, n, D] turned by cosines and sines [B or 1, n, D]."""
+    """Rows [B, heads, n, D] rotated by cosines and sines [B or 1, n, D]."""
     cos, sin = angles
     return rows * cos.unsqueeze(1) + rotate_half(rows) * sin.unsqueeze(1)
 
@@ -105,12 +106,11 @@ class DFlashNetwork(HeadNetwork):
     """The drafter's weights and arithmetic.
 
     Attributes:
-        block: positions of a block, the last token's included.
+        block: positions of a block, with that of the text's last token.
         first: the first of these that drafts: 0 or 1.
-        drafts: tokens that it drafts from a start at most.
+        drafts: the most tokens that it drafts from a start.
         embed, output: its embedding and its output matrix, or the target's.
-        ids: [draft vocabulary] the target's ids of the tokens that it can draft; None where that is
-            all of them.
+        ids: [draft vocabulary] the target's ids of the tokens that it can draft; None: all.
     """
 
     ids: Tensor | None
@@ -128,7 +128,7 @@ class DFlashNetwork(HeadNetwork):
         ids: Tensor | None = None,
         first: int = 1,
     ) -> None:
-        """Modules of the target are given as their `__call__`, and are no part of this one."""
+        """Modules of the target are given as their `__call__`, so that they are no submodules."""
         super().__init__()
         self.config, self.layers = config, tuple(layers)
         self.block, self.first, self.mask_token = block, first, mask_token
@@ -149,7 +149,7 @@ class DFlashNetwork(HeadNetwork):
         self._rotary = Qwen3RotaryEmbedding(config)
 
     def with_cache(self, vocab_size: int) -> "DFlashHead":
-        """The same with a cache of the context, for the loop."""
+        """The drafter with a cache of the context, for the loop."""
         return DFlashHead(self, vocab_size)
 
     def features(self, states: Tensor) -> Tensor:
@@ -170,9 +170,9 @@ class DFlashNetwork(HeadNetwork):
         """The outputs [B, drafts, hidden] of the blocks that begin with tokens [B].
 
         Args:
-            tokens: the last of the text.
+            tokens: the last token of each text.
             angles: [B or 1, block, D] of the block's positions.
-            attend: per layer, what a block's queries attend to.
+            attend: the attention of a block's queries, for each layer.
         """
         masks = tokens.new_full((len(tokens), self.block - 1), self.mask_token)
         hidden = self.embed(torch.cat([tokens.unsqueeze(1), masks], dim=1))
@@ -210,13 +210,13 @@ class DFlashNetwork(HeadNetwork):
 
 
 def _attend_up_to(query: Tensor, own: KeysValues, *, seen: Tensor, context: KeysValues) -> Tensor:
-    """Each block attends to the rows of a common context that it sees, and to all of itself.
+    """The attention of each block to its rows of a common context, and to all of itself.
 
     Args:
         query: [B, heads, block, D].
-        own: of each block.
-        seen: [B, n] bool, the context's rows that a block sees.
-        context: of one text, keys and values [1, KV heads, n, D].
+        own: keys and values of each block.
+        seen: [B, n] bool, the context's rows that a block attends to.
+        context: keys and values of one text, [1, KV heads, n, D].
     """
     groups = query.shape[1] // own.keys.shape[1]
     scale, rows = query.shape[-1] ** -0.5, seen.shape[1]
@@ -288,9 +288,9 @@ class DFlashHead(BlockHead):
 
 
 def _attend_to_all(query: Tensor, own: KeysValues, *, cache: KeysValues, begin: int) -> Tensor:
-    """A block attends to the whole context, `begin` rows of the cache, and to all of itself.
+    """The attention of a block to the whole context, `begin` rows of the cache, and to itself.
 
-    Its own keys and values are written behind the context, where the next states will be.
+    The block's keys and values are written behind the context, and overwritten by the next states.
     """
     end = begin + query.shape[2]
     cache.keys[:, :, begin:end], cache.values[:, :, begin:end] = own
@@ -306,7 +306,8 @@ DFLASH = (
     "z-lab's (architectures [DFlashDraftModel] with dflash_config) and speculators' "
     "(speculators_model_type dflash)",
 )
-# Of dflash_config; what else is set there, to something else than these, changes the arithmetic
+# Entries of dflash_config that are read; other ones, with other values than these, would change the
+# arithmetic
 READ = frozenset({"mask_token_id", "target_layer_ids", "block_size"})
 PLAIN = (None, False, 0, "dflash")
 
@@ -316,10 +317,10 @@ class Block:
     """The configuration of a DFlash drafter, or one of its kind, from its config.json.
 
     Attributes:
-        layers: of the target, whose inputs are read.
+        layers: the target's layers whose inputs are read.
         block: positions of a block.
-        mask_token: the id of the token that stands for what is to be drafted.
-        vocabulary: of the target; None where it does not say.
+        mask_token: the id of the mask token.
+        vocabulary: size of the target's vocabulary; None where the config does not say.
         first: the first position of a block that drafts.
     """
 
@@ -332,10 +333,10 @@ class Block:
     first: int = 1
 
     def cut(self, conf: ModelConf) -> "Block":
-        """With the positions that `draft.block` asks for.
+        """The configuration with the positions of `draft.block`.
 
         Raises:
-            UserError: more than it was trained with.
+            UserError: they are more than the drafter was trained with.
         """
         if conf.block is None:
             return self
@@ -355,14 +356,14 @@ def load_dflash(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """
     files = HeadFiles(conf, target, *DFLASH)
     with explained(conf):
-        block = _block(head_config(conf), files)
+        block = _block_config(head_config(conf), files)
         block = block.cut(conf)
         network = filled(DFlashNetwork, block, files.tensors(), files)
         facts = {"architecture": "DFlash", "layout": block.layout, "block": block.block}
         return files.loaded(network, facts, block.layer.max_position_embeddings)
 
 
-def _block(config: Mapping[str, Any], files: HeadFiles) -> Block:
+def _block_config(config: Mapping[str, Any], files: HeadFiles) -> Block:
     settings: dict[str, Any] = dict(config.get("dflash_config") or {})
     if config.get("speculators_model_type") == "dflash":
         settings = {"sample_from_anchor": config.get("sample_from_anchor")}
@@ -389,7 +390,7 @@ def of_speculators(
 
 
 def after(layers: Sequence[Any] | None) -> list[int]:
-    """The layers whose input is the output of these."""
+    """The layers that follow these."""
     return [int(number) + 1 for number in layers or ()]
 
 
@@ -402,16 +403,16 @@ def block_of(
     files: HeadFiles,
     settings: Mapping[str, Any],
 ) -> Block:
-    """A drafter of such layers, with all that it needs and nothing that is not read.
+    """The checked configuration of a drafter.
 
     Args:
         layer: the config of its layers.
         size: positions of a block.
-        layers: of the target, whose inputs are read.
-        settings: what else may change the arithmetic.
+        layers: the target's layers whose inputs are read.
+        settings: other settings that may change the arithmetic.
 
     Raises:
-        UserError: something is missing, or another setting is set.
+        UserError: a setting is missing, or one is set that is not supported.
     """
     needed = {"block_size": size, "mask_token_id": mask_token, "the target's layer ids": layers}
     missing = [name for name, value in needed.items() if value in (None, [], ())]
@@ -435,7 +436,7 @@ def block_of(
 def filled(
     kind: Callable[..., Network], block: Block, tensors: dict[str, Tensor], files: HeadFiles
 ) -> Network:
-    """The drafter, its weights filled in, after all that can be compared with the target."""
+    """The drafter with its weights, after all comparisons with the target."""
     of_target, vocabulary = files.target_config, files.target.vocab_size
     if min(block.layers) < 0 or max(block.layers) > of_target.num_hidden_layers:
         raise files.other_layers(block.layers)
@@ -458,7 +459,7 @@ def filled(
         layers=block.layers,
         block=block.block,
         mask_token=block.mask_token,
-        # The target's modules must be no part of this one
+        # The target's modules must be no submodules of the drafter
         embed=embed if own_embedding else embed.__call__,
         output=output,
         ids=ids,

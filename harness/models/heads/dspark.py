@@ -21,8 +21,8 @@ Two layouts are read:
   `markov_head_type`, or these in `dflash_config` or `dspark_config`.
 - speculators': `speculators_model_type: dspark`, as of DFlash drafters.
 
-Refused are drafters of other layers than Qwen3's (Gemma 4's, DeepSeek-V4's own, which are layers
-of its checkpoint).
+Drafters of other layers than Qwen3's are refused (Gemma 4's, and those in DeepSeek-V4's own
+checkpoint).
 """
 
 import re
@@ -58,9 +58,9 @@ DSPARK = (
 )
 ARCHITECTURES = re.compile(r"(Qwen3DSparkModel|DSparkDraftModel)$")
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
-# What a config.json says of the block and its heads is in these, or next to them
+# Sections of a config.json that may contain the settings of the block and its heads
 NESTED = ("dflash_config", "dspark_config")
-# Besides those of the block; what else is set in dflash_config or dspark_config is not read
+# Entries besides those of the block; others in dflash_config or dspark_config are not read
 KNOWN = frozenset(
     {"markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"}
 )
@@ -116,11 +116,11 @@ class DSparkNetwork(DFlashNetwork):
         self.markov_head = markov_head
 
     def with_cache(self, vocab_size: int) -> "DSparkHead":
-        """The same with a cache of the context, for the loop."""
+        """The drafter with a cache of the context, for the loop."""
         return DSparkHead(self, vocab_size)
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
-        """As of a DFlash drafter, each output with what `markov_w2` takes."""
+        """The outputs of a DFlash drafter, each with the input of `markov_w2`."""
         outputs, state = super().passes(tokens, states, depth, first), None
         for offset, rows in enumerate(outputs):
             count = rows.shape[1]
@@ -133,7 +133,7 @@ class DSparkNetwork(DFlashNetwork):
     def biased(
         self, rows: Tensor, before: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Outputs [n, hidden] of a position with what `markov_w2` takes, and the next state."""
+        """The outputs [n, hidden] of a position with the input of `markov_w2`; the next state."""
         if self.markov_head is None:
             return rows, None
         bias, state = self.markov_head(before, self.norm(rows), state)
@@ -181,7 +181,7 @@ def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
         config = head_config(conf)
         nested = [config.get(name) or {} for name in NESTED]
         settings = {**config, **nested[0], **nested[1]}
-        block = _block(config, nested, settings, files).cut(conf)
+        block = _block_config(config, nested, settings, files).cut(conf)
         rank, kind = int(settings.get("markov_rank") or 0), settings.get("markov_head_type")
         if rank and kind not in MARKOV_HEADS:
             raise UserError(
@@ -202,7 +202,7 @@ def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
         return files.loaded(network, facts, block.layer.max_position_embeddings)
 
 
-def _block(
+def _block_config(
     config: Mapping[str, Any],
     nested: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],

@@ -64,7 +64,7 @@ class EagleNetwork(LayerNetwork):
         fc_bias: bool,
         attention_bias: bool,
     ) -> None:
-        """A module of the target is given as its `__call__`, and is no part of this one."""
+        """A module of the target is given as its `__call__`, so that it is no submodule."""
         hidden = config.hidden_size
         super().__init__(config, (target_layers,), hidden)
         self.fc = nn.Linear(2 * hidden, hidden, bias=fc_bias)
@@ -115,7 +115,7 @@ def load_eagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def eagle_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
-    """The sizes that a head's config.json says; errors call it `where`."""
+    """The sizes in a head's config.json; `where` is its name in errors."""
     layer = _config(config, where)
     return shape_of_layer(layer, layer.vocab_size, layer.hidden_size)
 
@@ -133,7 +133,7 @@ def _config(config: Mapping[str, Any], where: str) -> LlamaConfig:
 
 
 def _network(config: LlamaConfig, tensors: dict[str, Tensor], files: HeadFiles) -> EagleNetwork:
-    """The head, its weights filled in, after all that can be compared with the target."""
+    """The head with its weights, after all comparisons with the target."""
     hidden, vocabulary = config.hidden_size, files.target.vocab_size
     if hidden != files.target_config.hidden_size:
         raise files.other_target(

@@ -39,7 +39,7 @@ from harness.models.load import LoadedModel
 from harness.records import UserError
 from harness.theory.architecture import HeadArchitecture
 
-# Of the target, as both training frameworks take them where a checkpoint names no others
+# The number of the target's states that a head reads, in both training frameworks by default
 STATES = 3
 
 
@@ -116,14 +116,14 @@ class Eagle3Network(LayerNetwork):
 
 # ---- reading -------------------------------------------------------------------------------------
 
-# What it is, and the layouts of it that are read
+# The kind of head, and its supported layouts, for errors
 EAGLE3 = (
     "an EAGLE-3 head",
     "SpecForge's (config.json with architectures [LlamaForCausalLMEagle3], tensors midlayer.*) and "
     "speculators' (speculators_model_type eagle3, tensors layers.0.*)",
 )
 EAGLE3_CLASS = re.compile("eagle-?3", re.IGNORECASE)
-# What a config.json may ask for, as vLLM reads it, that is not computed here
+# Settings that vLLM reads from a config.json, and that are not supported here
 UNREAD = ("norm_output", "norm_before_fc", "fc_norm")
 
 
@@ -132,10 +132,10 @@ class Layout:
     """The configuration of a head, from its config.json.
 
     Attributes:
-        layers: of the target, whose inputs are read; None where it takes the usual ones.
+        layers: the target's layers whose inputs are read; None: the default ones.
         norm_before_residual: see `Eagle3Network`.
-        vocabulary: of the target; None where it does not say.
-        draft_vocabulary: tokens that it can draft; None where it is the target's vocabulary.
+        vocabulary: size of the target's vocabulary; None where the config does not say.
+        draft_vocabulary: number of tokens that it can draft; None: the target's vocabulary.
     """
 
     name: str
@@ -175,7 +175,7 @@ def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def eagle3_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
-    """The sizes that a head's config.json says; errors call it `where`."""
+    """The sizes in a head's config.json; `where` is its name in errors."""
     return _layout(config, where).shape
 
 
@@ -197,12 +197,13 @@ def layout_of(
     """The settings of a config.json in either layout.
 
     Args:
-        where: what errors call it.
+        config: its content.
+        where: its name in errors.
         what: the kind of head, for errors.
-        norm_before_residual: where it does not say.
+        norm_before_residual: the default.
 
     Raises:
-        UserError: it asks for what is not computed here.
+        UserError: it has a setting that is not supported.
     """
     of_eagle = config.get("eagle_config") or {}
     settings = {**config, **of_eagle}
@@ -220,14 +221,14 @@ def layout_of(
             raise UserError(f"{where}: its config.json has no transformer_layer_config")
     else:
         name, layer = "specforge", config
-        # As SGLang reads it, which counts the layers whose output it is
+        # As in SGLang, whose numbers are those of the layers whose outputs are read
         layers = layers or _layer_ids(of_eagle.get("eagle_aux_hidden_state_layer_ids"), 1)
     vocabulary, drafted = layer.get("vocab_size"), config.get("draft_vocab_size")
     return Layout(name, LlamaConfig(**layer), layers, normed, vocabulary, drafted)
 
 
 def _layer_ids(given: Any, shift: int) -> tuple[int, ...] | None:
-    # Whatever their order, engines take the states as the target computes them
+    # Sorted, since engines take the states in the order in which the target computes them
     return tuple(sorted(int(layer) + shift for layer in given)) if given else None
 
 
@@ -239,7 +240,7 @@ def by_specforge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def filled(
     kind: Callable[..., Network], layout: Layout, tensors: dict[str, Tensor], files: HeadFiles
 ) -> Network:
-    """The head, its weights filled in, after all that can be compared with the target."""
+    """The head with its weights, after all comparisons with the target."""
     config, vocabulary = files.target_config, files.target.vocab_size
     layers = layout.layers or default_layers(config.num_hidden_layers)
     if min(layers) < 0 or max(layers) >= config.num_hidden_layers or len(set(layers)) < len(layers):

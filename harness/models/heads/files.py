@@ -1,8 +1,8 @@
 """The files of a head, read from a folder or the hub for one target.
 
 No published layout has a tokenizer: a head's tokens are its target's. A head that was trained for
-another target would draft nonsense without an error, so everything that can be compared with the
-target is.
+another target would draft nonsense without an error, so everything comparable is compared with the
+target.
 """
 
 import json
@@ -22,17 +22,17 @@ from harness.records import UserError, first_line
 from harness.serving.drafts import DRAFTS
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
-# Of tensors that only training needs
+# Names of tensors that only training needs
 UNUSED = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
 
 
 class HeadFiles:
-    """The files of a head, read for one target; every error is a line that names them.
+    """The files of a head, read for one target; every error is one line that names them.
 
     Attributes:
-        where: what errors call the head.
-        target_name: what they call the target.
-        target_config: that of its text model.
+        where: the head's name in errors.
+        target_name: the target's name in errors.
+        target_config: the config of its text model.
     """
 
     def __init__(self, conf: ModelConf, target: LoadedModel, kind: str, layouts: str) -> None:
@@ -45,12 +45,12 @@ class HeadFiles:
     def tensors(
         self, files: Sequence[str] = (WEIGHTS,), pickles: Sequence[str] = (PICKLED,)
     ) -> dict[str, Tensor]:
-        """The weights, by names without `model.` at their beginning; without what training needs.
+        """The weights by name, without the prefix `model.` and without tensors for training.
 
-        They are in the first of the files that is there, the pickles if these may be read.
+        They are read from the first existing file, pickles only if these may be read.
 
         Raises:
-            UserError: no such file, or it cannot be read.
+            UserError: there is no such file, or it cannot be read.
         """
         conf, source = self.conf, source_of(self.conf)
         with quiet_transformers(), explained(conf):
@@ -90,7 +90,7 @@ class HeadFiles:
         )
 
     def check_width(self, tensors: Mapping[str, Tensor], layers: Sequence[int]) -> None:
-        """Refuse a head whose `fc` takes other numbers than the hidden states of these layers."""
+        """Refuse a head whose `fc` has another width than the hidden states of these layers."""
         hidden, fc = self.target_config.hidden_size, tensors.get("fc.weight")
         if fc is not None and fc.shape[1] != len(layers) * hidden:
             raise self.other_target(
@@ -99,15 +99,15 @@ class HeadFiles:
             )
 
     def check_vocabulary(self, tokens: int | None) -> None:
-        """Refuse a head whose config.json says another vocabulary than the target's.
+        """Refuse a head whose config.json has another vocabulary size than the target's.
 
-        That is what the target's config.json says, or the rows of its output matrix with padding.
+        The target's size is that of its config.json, or the padded rows of its output matrix.
         """
         if tokens not in (None, self.target_config.vocab_size, self.target.vocab_size):
             raise self.other_vocabulary(tokens)
 
     def check_ids(self, ids: Tensor) -> Tensor:
-        """The ids [draft vocabulary] of what a head can draft, which the target must have."""
+        """The target's ids [draft vocabulary] of tokens that a head can draft, checked to exist."""
         if int(ids.min()) < 0 or int(ids.max()) >= self.target.vocab_size:
             raise self.other_vocabulary(int(ids.max()) + 1)
         return ids
@@ -115,10 +115,10 @@ class HeadFiles:
     def own_matrix(
         self, tensors: dict[str, Tensor], name: str, shared: Any, rows: int, hidden: int
     ) -> Tensor | None:
-        """Take a matrix of its own [rows, hidden] out of `tensors`; None where it uses `shared`.
+        """The head's own matrix [rows, hidden], removed from `tensors`; None if it uses `shared`.
 
         Raises:
-            UserError: the one is of another vocabulary, or the other of another hidden size.
+            UserError: its own matrix has another vocabulary, or `shared` another hidden size.
         """
         own, of_target = tensors.pop(name, None), shared.weight.shape[1]
         if own is not None and len(own) != rows:
@@ -131,7 +131,7 @@ class HeadFiles:
         return own
 
     def embedding(self, tensors: dict[str, Tensor], hidden: int) -> tuple[nn.Module, bool]:
-        """The embedding, and whether it is the head's own, taken out of `tensors` then."""
+        """The embedding, and whether it is the head's own, which is removed from `tensors`."""
         shared: Any = self.target.network.get_input_embeddings()
         rows = self.target.vocab_size
         own = self.own_matrix(tensors, "embed_tokens.weight", shared, rows, hidden)
@@ -140,10 +140,10 @@ class HeadFiles:
     def matrices(
         self, tensors: dict[str, Tensor], hidden: int, drafted: int
     ) -> tuple[nn.Module, bool, Callable[[Tensor], Tensor]]:
-        """The embedding, whether it is the head's own, and what makes logits of `drafted` tokens.
+        """The embedding, whether it is the head's own, and the function to `drafted` logits.
 
-        Its own are taken out of `tensors`. The target's output matrix, a module that must be no
-        part of a head, is given as its `__call__`.
+        The head's own matrices are removed from `tensors`. The target's output matrix is returned
+        as its `__call__`, since it must be no submodule of a head.
         """
         embed, own_embedding = self.embedding(tensors, hidden)
         output: Any = self.target.network.get_output_embeddings()
@@ -164,7 +164,8 @@ class HeadFiles:
     ) -> None:
         """Load the weights; every tensor must be there, and none left over.
 
-        What the network has already, by beginnings of names, is `given`; `optional` may be missing.
+        `given` has prefixes of names that the network has already; the names in `optional` may be
+        missing.
         """
         wanted = {
             name: tensor
@@ -198,7 +199,7 @@ class HeadFiles:
         kv_bytes = network.kv_bytes_per_token
         check_fits([MemoryNeed(conf.keys, conf.name, device, dtype, weight_bytes, kv_bytes)], 0)
         network = network.to(device)
-        # Not its buffers: rotary frequencies stay in float32, as in the engines
+        # Without its buffers: rotary frequencies stay in float32, as in the engines
         for weight in network.parameters():
             weight.data = weight.data.to(dtype)
         return LoadedHead.of(conf, target, network.eval(), facts, context_tokens)
@@ -211,7 +212,7 @@ def head_config(conf: ModelConf) -> dict[str, Any]:
         UserError: there is none, or it cannot be read.
     """
     where = conf.where
-    # Of a hub that cannot be reached transformers speaks only with this
+    # Only with this option transformers raises where the hub cannot be reached
     reached = {"_raise_exceptions_for_missing_entries": True}
     with quiet_transformers(), explained(conf):
         file = file_of(source_of(conf), "config.json", conf, **reached)
@@ -256,7 +257,7 @@ def is_of(config: Mapping[str, Any], kind: str) -> bool:
 def head_memory_need(conf: ModelConf, target: MemoryNeed) -> MemoryNeed | None:
     """The memory of a head, from its config before its weights are read.
 
-    That of an embedding of its own is not known before; None where its config says no sizes.
+    Without its own embedding, which is not known before; None where its config has no sizes.
     """
     spec = DRAFTS[conf.kind]
     if not spec.shape:

@@ -57,11 +57,10 @@ class MedusaNetwork(HeadNetwork):
     """The heads' weights and arithmetic; parameters are named as in vLLM's layout.
 
     Attributes:
-        layers: of the target, whose inputs are read: the one after the last, which is what enters
-            the output head (see `CachedModel.keep_states`).
-        drafts: tokens that it drafts from a start at most, the number of heads.
-        token_map: [draft vocabulary] the target's ids of the tokens that it can draft; None where
-            that is all of them.
+        layers: the index after the target's last layer, for the input of its output head (see
+            `CachedModel.keep_states`).
+        drafts: the most tokens that it drafts from a start, the number of heads.
+        token_map: [draft vocabulary] the target's ids of the tokens that it can draft; None: all.
     """
 
     token_map: Tensor | None
@@ -95,7 +94,7 @@ class MedusaNetwork(HeadNetwork):
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
         """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
 
-        The tokens do not matter.
+        The tokens are not used.
         """
         del tokens
         features, count = self.features(states), states.shape[1]
@@ -108,7 +107,7 @@ class MedusaNetwork(HeadNetwork):
 
 
 class MedusaHead(BlockHead):
-    """The heads for the loop: the context that they keep is the state of one token."""
+    """The heads for the loop; their context is the state of one token."""
 
     network: MedusaNetwork
 
@@ -157,7 +156,7 @@ def _medusa_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _medusa(
     config: Mapping[str, Any], tensors: dict[str, Tensor], files: HeadFiles
 ) -> MedusaNetwork:
-    """The heads, their weights filled in, after all that can be compared with the target."""
+    """The heads with their weights, after all comparisons with the target."""
     places = [re.match(r"blocks\.(\d+)\.layers\.(\d+)\.", name) for name in tensors]
     found = [(int(match[1]), int(match[2])) for match in places if match]
     heads = 1 + max((head for head, _ in found), default=0)

@@ -1,4 +1,4 @@
-"""A model's own MTP layer as a head: one more decoder layer, which its checkpoint holds.
+"""A model's own MTP layer as a head: one more decoder layer in its checkpoint.
 
 Multi-token prediction (DeepSeek-V3 report 2024, section 2.2) trains a layer to predict one token
 further. Row t takes the normed embedding of token x[t + 1] and the normed final hidden state of the
@@ -61,7 +61,7 @@ NAME = re.compile(
     r"(?:model\.)?(?:language_model\.)?(?:mtp\.(?:layers\.(?P<mtp>\d+)\.)?|layers\.(?P<layer>\d+)\.)"
     r"(?P<part>.+)"
 )
-# What both layouts have besides the decoder layer, by their names
+# The tensors besides the decoder layer, by their names in both layouts
 PARTS = {
     "fc.weight": "fc.weight",
     "eh_proj.weight": "fc.weight",
@@ -75,7 +75,7 @@ PARTS = {
     "shared_head.head.weight": "lm_head.weight",
 }
 PROJECTION = ("fc.weight", "norm_embedding.weight", "norm_hidden.weight")
-# What may be the target's: the embedding and the output matrix
+# Tensors that may be the target's: the embedding and the output matrix
 SHARED = ("embed_tokens.weight", "lm_head.weight")
 REPLACED = ("model.embed_tokens.", "lm_head.")
 SHOWN = 3
@@ -93,7 +93,7 @@ class MtpNetwork(HeadNetwork):
     """
 
     def __init__(self, network: PreTrainedModel, target_layers: int, shared: list[Tensor]) -> None:
-        """Take a one-layer network; `shared` are its weights that are the target's."""
+        """Take a one-layer network; `shared` are those of its weights that are the target's."""
         super().__init__()
         self.network, self.layers = network, (target_layers,)
         norm: Any = network.base_model.norm
@@ -104,7 +104,7 @@ class MtpNetwork(HeadNetwork):
 
     @property
     def weights(self) -> list[Tensor]:
-        """Its own, without the embedding and the output matrix where they are the target's."""
+        """The layer's own weights, without an embedding and output matrix that are the target's."""
         return [self.fc.weight] + [
             weight
             for weight in self.parameters()
@@ -129,7 +129,9 @@ class MtpNetwork(HeadNetwork):
         """Append rows of tokens [B, n] and features [B, n, hidden] to a cache.
 
         Args:
-            where: position_ids and a 4-D attention_mask, of rows that do not just follow.
+            tokens, features: of the rows.
+            cache: the cache, which is changed.
+            where: position_ids and a 4-D attention_mask, for rows that do not follow the cache.
 
         Returns:
             Outputs [B, n, hidden], after the last norm.
@@ -154,7 +156,7 @@ class MtpNetwork(HeadNetwork):
         """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
 
         Pass 0 leaves its rows in a cache. The chains of a block of starts are appended to it, pass
-        by pass, and forgotten before the next block.
+        by pass, and removed before the next block.
         """
         features = self.features(states)
         tokens, count = tokens.to(features.device), features.shape[1]
@@ -184,9 +186,9 @@ class MtpNetwork(HeadNetwork):
 
 
 def _chains(starts: Tensor, count: int, widths: list[int], dtype: torch.dtype) -> Tensor:
-    """Additive mask [1, 1, n, count + sum of widths] of the last pass of a block of chains.
+    """The additive mask [1, 1, n, count + sum of widths] of the last pass of a block of chains.
 
-    Chain i sees the rows of pass 0 up to its start, and entry i of each of its passes.
+    Chain i attends to the rows of pass 0 up to its start, and to entry i of each of its passes.
     """
     base = torch.arange(count, device=starts.device) <= starts.unsqueeze(1)
     rows = len(starts)
@@ -206,7 +208,7 @@ class MtpHead(ChainHead):
         self._cache = network.new_cache()
 
     def rewind(self, count: int) -> None:
-        """Forget the last `count` rows."""
+        """Remove the last `count` rows."""
         if count:
             self._cache.crop(-count)
 
@@ -221,10 +223,10 @@ class MtpHead(ChainHead):
 
 
 def load_mtp(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the MTP layer from the checkpoint that `conf` names, which is the target's or its like.
+    """Read the MTP layer from the checkpoint that `conf` names, the target's or a similar one.
 
     Raises:
-        UserError: a target of another type, or a checkpoint without an MTP layer that is known.
+        UserError: the target is of another type, or the checkpoint has no supported MTP layer.
     """
     named = target.shown
     where = conf.shown
@@ -257,7 +259,7 @@ def load_mtp(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def _tensors(source: str, conf: ModelConf, layers: int) -> tuple[dict[str, Tensor], set[str]]:
-    """The tensors of MTP layers by their names in `MtpNetwork`, and which layers these are."""
+    """The tensors of MTP layers by their names in `MtpNetwork`, and the names of these layers."""
     index = small_file(source, INDEX, conf)
     files = (
         {WEIGHTS}
@@ -283,7 +285,7 @@ def _tensors(source: str, conf: ModelConf, layers: int) -> tuple[dict[str, Tenso
 
 
 def _part_of(name: str, layers: int) -> re.Match[str] | None:
-    """The match of a tensor's name in an MTP layer of a target with so many layers, or None."""
+    """The match of a tensor's name in an MTP layer of a target with `layers` layers, or None."""
     match = NAME.fullmatch(name)
     if match is None or (match["layer"] is not None and int(match["layer"]) < layers):
         return None
@@ -293,7 +295,7 @@ def _part_of(name: str, layers: int) -> re.Match[str] | None:
 def _network(
     config: Any, tensors: dict[str, Tensor], target: LoadedModel, where: str
 ) -> MtpNetwork:
-    """The layer, its weights filled in; every tensor must be there, and none left over."""
+    """The layer with its weights; every tensor must be there, and none left over."""
     inside = "network."
     layer = {name.removeprefix(inside): t for name, t in tensors.items() if name.startswith(inside)}
     made_of: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -338,7 +340,7 @@ def _network(
 
 
 def _of_one_layer(config: Any) -> Any:
-    """The target's config, for one layer of full attention with experts where it has any."""
+    """The target's config for one layer of full attention, with experts if it has any."""
     config = copy.deepcopy(config)
     attention = "eager" if config._attn_implementation == "eager" else "sdpa"  # take 4-D masks
     # The vocabulary's matrices are replaced by the target's
@@ -362,7 +364,7 @@ def _of_one_layer(config: Any) -> Any:
 
 
 def _own_or_shared(own: Tensor | None, shared: Any) -> nn.Module:
-    """The target's module, or one of another weight where that is not a copy of the target's."""
+    """The target's module, or one with its own weight where that is no copy of the target's."""
     weight: Tensor = shared.weight
     if own is None or torch.equal(own.to(weight), weight):
         return shared

@@ -3,20 +3,20 @@
 After the text it reads K - 1 mask tokens, and row j of the last K is the distribution of the j-th
 draft (An et al. 2025, PARD, arXiv 2504.18583; `pard/pard_infer.py` of AMD-AGI/PARD; vLLM's
 `draft_model` with `parallel_drafting`, v1/spec_decode/llm_base_proposer.py). Attention is causal,
-so a draft depends on the text and on how many masks precede it, on no other draft and on no K. The
-masks' keys and values are forgotten; the tokens that stand are read in the next round.
+so a draft depends on the text and on the number of masks before it, but on no other draft and not
+on K. The masks' keys and values are removed; the emitted tokens are read in the next round.
 
 The layout is that of the model that it was trained from, any causal one, with `pard_token`, the id
-of the mask token, in its config.json. It reads no state of its target, and one serves every target
-with its tokenizer. It is run here as a head all the same, because what it drafts depends on where a
-round starts, as a head's drafts do; so nothing is drafted after a prompt of one token until the
-text has a second one. A round of K reads K - 1 masks, as in the engines; AMD's drafts were trained
+of the mask token, in its config.json. It reads no state of its target, and one draft serves every
+target with its tokenizer. It runs here as a head, because its drafts depend on the start of a
+round, as a head's do; so nothing is drafted after a prompt of one token until the text has a
+second one. A round of K reads K - 1 masks, as in the engines; AMD's drafts were trained
 with 7 (`para_num` of config/train/*.yaml), and evaluated with 11 (`draft_k`). `draft.block` limits
 them.
 
-A PARD-2 draft (An et al. 2026, arXiv 2605.08632; `pard/pard2_infer.py`) is one as well, and has
-besides a projection of the target's states, added to its embeddings (`warp_model.bin`). vLLM 0.32
-reads no such file, and neither does this module: the draft is run in its target-independent mode.
+A PARD-2 draft (An et al. 2026, arXiv 2605.08632; `pard/pard2_infer.py`) has in addition a
+projection of the target's states, added to its embeddings (`warp_model.bin`). vLLM 0.32 does not
+read that file, and neither does this module: the draft runs in its target-independent mode.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,11 @@ from harness.models.probe import cached_model
 from harness.records import UserError
 
 PARD = ("a PARD draft", "causal models with pard_token in their config.json")
-# Rows of masks in memory at a time, where a text's starts are scored
+# Rows of masks in memory at a time, when the starts of a text are scored
 ROWS = 512
 SAMPLE_TOKENS = 12
-# Between rows of many starts at once and the same rows fed to the model, of the largest number
+# The allowed difference between rows of many starts at once and the same rows one by one, relative
+# to the largest number
 SAME_ROWS = {torch.float32: 1e-4, torch.float64: 1e-9}
 COARSE_SAME_ROWS = 5e-2
 
@@ -50,11 +51,11 @@ class PardNetwork(HeadNetwork):
     """The model, and its drafts from every start of a text.
 
     Attributes:
-        mask_token: the id of what it reads in place of a draft.
-        drafts: tokens that it drafts from a start at most; None: any number.
+        mask_token: the id of the mask token.
+        drafts: the most tokens that it drafts from a start; None: any number.
     """
 
-    # A head's texts are kept with a state of the target; the embedding is the cheapest to keep
+    # Texts for heads are stored with a state of the target; the embedding is the cheapest one
     layers = (0,)
 
     def __init__(
@@ -73,8 +74,8 @@ class PardNetwork(HeadNetwork):
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
         """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
 
-        B is 1. The text is read once, and the masks of many starts together, each of which sees its
-        own text and the masks before it.
+        B is 1. The text is read once, and the masks of many starts together; each mask attends to
+        its own text and to the masks before it.
         """
         count, backbone = states.shape[1], self.network.base_model
         depth = min(depth, self.drafts or depth, count - first)
@@ -134,11 +135,11 @@ class PardHead(MaskHead):
         self.drafts = network.drafts
         causal = network.network
         self._model: CachedModel = cached_model(causal, len(output_weight(causal)), "draft")
-        # Of a text, its first token until more of it is read
+        # The first token of a text, until further tokens are read
         self._unread: list[int] = []
 
     def start(self, first: Sequence[int]) -> None:
-        """Forget everything before a text that begins with `first`."""
+        """Clear the draft before a text that begins with `first`."""
         self._clear()
         self._unread = list(first)
 
@@ -156,7 +157,7 @@ class PardHead(MaskHead):
         return of_width(logits, self.vocab_size)
 
     def _read(self, features: Tensor) -> None:
-        """Nothing: it reads no states."""
+        """Do nothing: it reads no states."""
 
     def _clear(self) -> None:
         super()._clear()
@@ -165,7 +166,7 @@ class PardHead(MaskHead):
 
 
 def of_width(logits: Tensor, vocabulary: int) -> Tensor:
-    """Logits [..., vocabulary]: without what a wider embedding pads, -inf of what it lacks."""
+    """Logits [..., vocabulary]: cut where the embedding is wider, -inf where it is narrower."""
     lacking = vocabulary - logits.shape[-1]
     return (
         logits[..., :vocabulary] if lacking <= 0 else F.pad(logits, (0, lacking), value=-torch.inf)

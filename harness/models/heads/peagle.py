@@ -9,9 +9,8 @@ vLLM's `model_executor/models/llama_eagle3.py` with `parallel_drafting`).
 
 Two layouts are read: speculators' (`speculators_model_type: peagle`, `mask_token_id`), and
 SpecForge's EAGLE-3 layout with a mask token (`ptd_token_id`, `pard_token` or `mask_token_id`). Both
-have tensors of an EAGLE-3 head, `layers.1.*` and on, and `mask_hidden`. A round drafts at most as
-many tokens as the config's `speculative_tokens` or `draft.block` say, else 8, which it was trained
-with by default.
+have tensors of an EAGLE-3 head, `layers.1.*` and on, and `mask_hidden`. A round drafts at most
+`draft.block` tokens, or the config's `speculative_tokens`, or 8, the default of the training.
 """
 
 from collections.abc import Mapping
@@ -45,8 +44,8 @@ class PeagleNetwork(Eagle3Network):
     """The head's weights and arithmetic.
 
     Attributes:
-        mask_token: the id of the token of rows without one.
-        drafts: tokens that it drafts from a start at most.
+        mask_token: the id of the token in rows of masks.
+        drafts: the most tokens that it drafts from a start.
     """
 
     def __init__(self, config: LlamaConfig, *, mask_token: int, drafts: int, **parts: Any) -> None:
@@ -65,7 +64,7 @@ class PeagleNetwork(Eagle3Network):
         return PeagleHead(self, vocab_size)
 
     def masks(self, count: int) -> tuple[Tensor, Tensor]:
-        """Tokens [1, n] and features [1, n, hidden] of rows that have neither."""
+        """The tokens [1, n] and features [1, n, hidden] of rows of masks."""
         features = self.features(self.mask_hidden)
         tokens = torch.full((1, count), self.mask_token, device=features.device)
         return tokens, features.expand(1, count, -1)
@@ -124,7 +123,7 @@ class PeagleHead(MaskHead, LayerHead):
         assert isinstance(network, PeagleNetwork)
         tokens = tokens.to(self.device).unsqueeze(0)
         masks, without_states = network.masks(rows - 1)
-        if features is None:  # which only timing asks for
+        if features is None:  # only in timing
             features = network.masks(tokens.shape[1])[1]
         outputs = self._append(
             torch.cat([tokens, masks], dim=1), torch.cat([features, without_states], dim=1)

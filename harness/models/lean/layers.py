@@ -2,9 +2,9 @@
 
 The order of operations and of roundings is that of transformers' Llama and Qwen modules
 (models/llama/modeling_llama.py, models/qwen3/modeling_qwen3.py): norms and softmax in float32, the
-rest in the weights' dtype. What differs is how often Python is involved: query, key and value are
-one product, gate and up another, a residual is added by the product that makes it, and query heads
-that share a key head are folded into rows, so that attention reads each key once.
+rest in the weights' dtype. There are fewer operations: query, key and value are one product, gate
+and up another, a residual is added by the product that makes it, and query heads that share a key
+head are folded into rows, so that attention reads each key once.
 
 Shapes: B sequences, n positions, H query heads over G = H / KV groups, D the head's width.
 """
@@ -28,11 +28,11 @@ def project(x: Tensor, projection: Projection) -> Tensor:
 def project_onto(residual: Tensor, x: Tensor, projection: Projection) -> Tensor:
     """Sum of residual [rows, out] and x [rows, in] projected."""
     if x.is_cuda and torch.compiler.is_compiling():
-        # In float32, which rounds to the same: the sum is then fused into what follows, and not
-        # made a product that adds, which copies the residual first
+        # In float32, which rounds to the same values: the compiler then fuses the sum into the next
+        # operation. Otherwise it makes an addmm of it, which copies the residual first.
         return (residual.float() + project(x, projection).float()).to(x.dtype)
     if x.is_cuda:
-        # A product that adds reads the residual once more
+        # Not addmm, which reads the residual once more
         return residual + project(x, projection)
     if projection.bias is not None:
         residual = residual + projection.bias
@@ -77,7 +77,7 @@ def heads_of(
     if count > 1:
         parts = query.view(batch, count, kv_heads, groups, width)
         query = parts.permute(0, 2, 3, 1, 4)
-    # Sizes are written out, so that a compiler sees what they are multiples of
+    # Sizes are written out, so that a compiler knows their factors
     folded = query.reshape(batch, kv_heads, groups * count, width)
     return (
         folded,
@@ -111,7 +111,7 @@ def mixture(x: Tensor, experts: Experts) -> Tensor:
 
     Rows are sorted by expert, and each expert's rows are one product of a grouped matrix product
     where torch has one; elsewhere, and for one row when compiled, the chosen experts' weights are
-    gathered, a few rows at a time. Neither reads on the host which experts were chosen.
+    gathered, a few rows at a time. Neither needs a host read of the chosen experts.
     """
     scores = torch.softmax(F.linear(x, experts.router), dim=-1, dtype=torch.float32)
     shares, chosen = torch.topk(scores, experts.top_k, dim=-1)

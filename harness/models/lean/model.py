@@ -1,6 +1,6 @@
-"""LeanModel: the lean forward with its position on the host and its caches cut to what is filled.
+"""LeanModel: the lean forward with its position on the host, and caches sliced to their length.
 
-Attention then needs no mask for a single token, and a rewind is a smaller number.
+Attention then needs no mask for a single token, and a rewind only changes the length.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from harness.models.cached import CachedModel
 from harness.models.lean.layers import heads_of, mlp, project, project_onto, rms_norm, unfold
 from harness.models.lean.weights import Weights, rotary_tables, weights_of
 
-# Cache positions allocated at least, and by which a cache that is too short grows
+# The least positions of a cache, and the least by which it grows
 CAPACITY = 512
-# Longer pieces than this build their mask on the spot
+# Forwards of more positions build their own mask
 SHORT = 32
-# Positions that attend to a filled cache at once: a mask is no longer than this times the context
+# Positions that attend to a filled cache at once, which limits the size of a mask
 CHUNK = 128
 # Torch's memory-efficient attention reads a mask 16 bytes at a time: it refuses (or misreads) one
 # whose pointer is not a multiple of 16 bytes, and copies one, in every layer, whose row stride is
@@ -28,7 +28,7 @@ ALIGNED = 8
 
 
 class LeanModel(CachedModel):
-    """A causal language model of the Llama family with a preallocated cache of its own."""
+    """A causal language model of the Llama family with a preallocated cache."""
 
     engine = "lean"
 
@@ -43,12 +43,12 @@ class LeanModel(CachedModel):
 
     @property
     def device(self) -> torch.device:
-        """Where the logits live."""
+        """The device of the logits."""
         return self._home
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Forget everything and fill the cache with `tokens` (which may be empty)."""
+        """Clear the cache and fill it with `tokens`, which may be empty."""
         self._length = 0
         if self._keys[0].shape[0] != 1:
             self._allocate(1, CAPACITY)
@@ -61,14 +61,14 @@ class LeanModel(CachedModel):
         return self._logits(self._hidden(tokens.to(self._home).unsqueeze(0)))
 
     def rewind(self, count: int) -> None:
-        """Forget the last `count` cached tokens."""
+        """Remove the last `count` cached tokens."""
         self._length -= count
 
     @torch.inference_mode()
     def fill(self, batch: int, context_tokens: int) -> None:
         """Make the cache one of `batch` sequences with `context_tokens` each, for timing.
 
-        What they hold is arbitrary, so nothing is computed.
+        The content is arbitrary, so nothing is computed.
         """
         self._allocate(batch, context_tokens + CAPACITY)
         self._length = context_tokens
@@ -125,11 +125,11 @@ class LeanModel(CachedModel):
         return x
 
     def _mask(self, start: int, count: int) -> Tensor | None:
-        """Additive mask [G * n, end], or None for one token, which sees everything.
+        """The additive mask [G * n, end]; None for one token, which attends to all columns.
 
-        Position i may see column c up to start + i. A template that is wider than the cache holds
-        many starts: the mask for one is a slice of it. There are ALIGNED templates, each shifted by
-        one column, so that every slice begins at a multiple of ALIGNED.
+        Position i attends to columns up to start + i. A template that is wider than the cache has
+        the masks of many starts as slices. There are ALIGNED templates, each shifted by one column,
+        so that every slice begins at a multiple of ALIGNED.
         """
         if count == 1:
             return None
@@ -142,7 +142,7 @@ class LeanModel(CachedModel):
         return self._masks[count][shift][:, first : first + start + count]
 
     def _templates(self, shifts: int, start: int, count: int) -> Tensor:
-        """Masks [shifts, G * n, columns]: in mask s, position i sees up to column start + s + i."""
+        """Masks [shifts, G * n, columns]: in mask s, position i attends up to start + s + i."""
         groups = self.weights.heads // self.weights.kv_heads
         shift = torch.arange(shifts, device=self._home).view(-1, 1, 1)
         position = torch.arange(count, device=self._home).view(-1, 1)
@@ -161,7 +161,7 @@ class LeanModel(CachedModel):
         self._cos, self._sin = rotary_tables(self.network, capacity)
 
     def _grow(self, needed: int) -> None:
-        """Move what is cached into a cache of twice the `needed` positions."""
+        """Copy the cache into one of twice the `needed` positions."""
         keys, values, length = self._keys, self._values, self._length
         self._allocate(keys[0].shape[0], 2 * needed)
         for new, old in zip([*self._keys, *self._values], [*keys, *values], strict=True):

@@ -1,8 +1,8 @@
 """A decoder layer in fixed shapes with its cache write inside, and the last norm with the head.
 
 Each is one function, so that a compiler may fuse everything between two matrix products. The number
-of cached pieces varies within one compiled variant, as does the number of positions above one: a
-model needs one variant for a single position and one for several, whatever the context.
+of cached pieces may vary within one compiled variant, and so may the number of positions above one:
+a model needs one variant for a single position and one for several, at any context.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,15 @@ from torch import Tensor
 from harness.models.lean.layers import heads_of, mlp, project, project_onto, rms_norm, unfold
 from harness.models.lean.weights import Layer, Projection
 
-# One code object serves every layer of every model; each kind of layer and batch is a variant
+# The limit of compiled variants of a function: all layers of all models share one, and each kind of
+# layer and batch is a variant
 COMPILED_VARIANTS = 64
 # Score of a hidden position: finite, so that a piece in which all are hidden has no 0 / 0
 HIDDEN = -1e30
 
 
 class Positions(NamedTuple):
-    """Where n positions lie, the same for every layer.
+    """The places and angles of n positions, the same for every layer.
 
     Attributes:
         places: [n] in the cache.
@@ -36,7 +37,7 @@ class Positions(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """The parts of a forward that may be compiled: a layer, and what follows the last one."""
+    """The parts of a forward that may be compiled: a layer, and the last norm with the head."""
 
     layer: Callable[..., Tensor]
     finish: Callable[..., Tensor]
@@ -58,7 +59,7 @@ def run_layer(
     """
     batch, count, width = x.shape
     index, cos, sin = positions.places, positions.cos, positions.sin
-    # One symbol, so that a compiler may simplify what is made of it
+    # One variable, so that a compiler may simplify expressions of it
     assert len(index) == len(cos) == len(sin) == count
     assert cache.shape[1] == batch
     flat = x.view(batch * count, width)
@@ -85,7 +86,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, places: Tensor) -> Te
     Args:
         query: [B, KV, G * n, D], rows (group, position); the result has its shape.
         keys, values: [B, KV, S, P, D].
-        places: [n] of the query in the cache; it sees these and what is before them.
+        places: [n] of the query in the cache; each attends to positions up to its own.
     """
     batch, kv_heads, rows, width = query.shape
     splits, piece = keys.shape[2:4]
@@ -115,9 +116,9 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def let_vary(tensor: Tensor, *dimensions: int) -> None:
-    """Tell the compiler which sizes vary, so that they do not make a new variant.
+    """Mark sizes as varying for the compiler, so that they do not make new variants.
 
-    One is left out: it is a variant of its own, with fewer operations.
+    A size of one is not marked: it is its own variant, with fewer operations.
     """
     for dimension in dimensions:
         if tensor.shape[dimension] > 1:
@@ -139,8 +140,8 @@ def tuned(piece: Callable[..., Any]) -> Callable[..., Any]:
     A matrix times a vector is a kernel of the compiler's own, bound by memory, and the tuning finds
     the tile that reads fastest. The products of several rows are a library's.
     """
-    # Unless `dynamic` is off, what differs from the last model, its widths, is assumed to vary, and
-    # kernels read weights of unknown width two bytes at a time
+    # Without dynamic=False the compiler assumes that widths vary, since they differ between models,
+    # and kernels read weights of unknown width two bytes at a time
     compiled = partial(torch.compile, piece, fullgraph=True, dynamic=False)
     options: dict[str, Any] = {"coordinate_descent_tuning": True}
     one_row = compiled(options=options if torch.cuda.is_available() else None)

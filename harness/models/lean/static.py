@@ -1,10 +1,10 @@
 """StaticModel: the lean forward with its position on the device, in shapes that never change.
 
 A step of a launch-bound model waits for Python to launch some five hundred kernels. Recorded once
-as a CUDA graph they are one launch. That asks for work whose shapes and addresses are the same
-every time: caches allocated once, attention over the whole cache under a mask, the position a
-number on the device. Whoever calls may record more than a forward (`recorded`): the K draft steps
-with their sampling, or a verify with the accept step, become one graph each.
+as a CUDA graph they are one launch. This requires the same shapes and addresses every time:
+preallocated caches, attention over the whole cache under a mask, and the position as a number on
+the device. Callers may record more than a forward (`recorded`): the K draft steps with their
+sampling, or a verify with the accept step, become one graph each.
 
 Between launches a layer is compiled as one function (torch.compile, inductor), which fuses norms,
 rotary embedding, cache write and activations; the cache's length may vary, so it is compiled once
@@ -37,8 +37,8 @@ from harness.models.lean.pieces import (
 from harness.models.lean.weights import rotary_tables
 from harness.records import first_line
 
-# A cache is allocated in pieces of so many positions. Attention computes each piece apart, so that
-# a long context keeps the whole card busy (Dao et al. 2023, "Flash-Decoding").
+# Positions of a piece of a cache. Attention computes the pieces in parallel, so that a long context
+# keeps the whole card busy (Dao et al. 2023, "Flash-Decoding").
 PIECE = 128
 WARMUP = 3
 
@@ -47,14 +47,14 @@ Recorded = tuple[Tensor | None, ...]
 
 @dataclass
 class Recording:
-    """Work recorded once: where its inputs go, what it returns, how it is launched again.
+    """A recorded piece of work, which can be launched again.
 
     Attributes:
         inputs: the tensors that each launch reads; None where the work takes None.
-        outputs: what it wrote last.
+        outputs: the tensors that each launch writes.
         launch: does the work on `inputs` into `outputs`.
         appended: tokens that it adds to the cache.
-        work: kept, because a graph reads the memory of every tensor that it closed over.
+        work: kept alive, because a graph reads the memory of every tensor in its closure.
     """
 
     inputs: tuple[Tensor | None, ...]
@@ -65,9 +65,9 @@ class Recording:
 
 
 class StaticModel(LeanModel):
-    """A lean model whose work is recorded and replayed: as CUDA graphs, or on the CPU re-run.
+    """A lean model whose work is recorded and replayed as CUDA graphs.
 
-    On the CPU the same fixed-shape code runs without a graph, which is of use to tests alone.
+    On the CPU the same fixed-shape code runs again without a graph, for tests.
     """
 
     engine = "cuda_graphs"
@@ -89,12 +89,12 @@ class StaticModel(LeanModel):
 
     @property
     def recorder(self) -> "StaticModel":
-        """Itself: the loop's phases are recorded, see `recorded`."""
+        """The model itself, as a `Recorder`; see `recorded`."""
         return self
 
     @torch.inference_mode()
     def reserve(self, tokens: int) -> None:
-        """Make the cache hold `tokens` positions; what was recorded for another size is dropped."""
+        """Allocate a cache of `tokens` positions; recordings for another size are dropped."""
         self._reserved = tokens
         if whole_pieces(tokens) != self._capacity or self._keys[0].shape[0] != 1:
             self._allocate(1, tokens)
@@ -102,7 +102,7 @@ class StaticModel(LeanModel):
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Forget everything and fill the cache with `tokens` (which may be empty)."""
+        """Clear the cache and fill it with `tokens`, which may be empty."""
         self.reserve(max(self._reserved, len(tokens) + 1))
         super().prefill(tokens)
 
@@ -145,7 +145,7 @@ class StaticModel(LeanModel):
         """Do `work(*inputs)`: recorded the first time, one launch from then on.
 
         Returns:
-            Copies of what the work returned, so that the next launch does not change them.
+            Copies of the work's outputs, which the next launch does not change.
 
         Raises:
             ValueError: the cache is full.
@@ -174,7 +174,7 @@ class StaticModel(LeanModel):
         self._base.fill_(self._length)
         if self._home.type != "cuda":
             return self._rerun(work, stored)
-        # One stream for warm-up and capture: what libraries allocate per stream is there by then
+        # One stream for warm-up and capture, so that libraries have allocated their buffers on it
         side = self._stream = self._stream or torch.cuda.Stream(self._home)
         side.wait_stream(torch.cuda.current_stream(self._home))
         with torch.cuda.stream(side):
@@ -189,11 +189,12 @@ class StaticModel(LeanModel):
 
     @contextmanager
     def _capture(self, graph: Any) -> Iterator[None]:
-        """Record what the block launches into `graph`; nothing may be compiled or collected in it.
+        """Record the kernels that the block launches into `graph`, without garbage collection.
 
-        Since torch 2.9 a capture no longer collects garbage before it begins. Collected during it,
-        a dropped graph or a discarded kernel is unloaded by a call that invalidates the capture.
-        Collecting takes tenths of a second, so it is done once for all that a cache's size records.
+        Nothing may be compiled in the block. Since torch 2.9 a capture no longer collects garbage
+        before it begins. If a dropped graph or kernel is collected during a capture, it is unloaded
+        by a call that invalidates the capture. Collecting takes tenths of a second, so it is done
+        once for all recordings of one cache size.
 
         Raises:
             torch.OutOfMemoryError: memory ran out.
@@ -217,7 +218,7 @@ class StaticModel(LeanModel):
                     raise
         except Exception as error:
             # Ending an invalid capture raises as well, and leaves its stream current and its pool
-            # in use; what was recorded before keeps that pool and goes on
+            # in use; earlier recordings keep that pool and still work
             torch.cuda.set_stream(outside)
             self._pool = self._stream = None
             cause = cause or error
@@ -233,7 +234,7 @@ class StaticModel(LeanModel):
     def _once(
         self, work: Callable[..., Recorded], stored: tuple[Tensor | None, ...]
     ) -> tuple[Recorded, int]:
-        """Do the work from the device's position on; its outputs, and how many tokens it adds."""
+        """Do the work at the device's position; its outputs, and the number of appended tokens."""
         self._offset = 0
         try:
             outputs = work(*stored)
@@ -242,7 +243,7 @@ class StaticModel(LeanModel):
             self._offset = None
 
     def _rerun(self, work: Callable[..., Recorded], stored: tuple[Tensor | None, ...]) -> Recording:
-        """Without graphs, a launch does the work again on the same inputs and outputs."""
+        """A recording without a graph: a launch does the work again on the same tensors."""
         outputs, appended = self._once(work, stored)
 
         def launch() -> None:
@@ -258,11 +259,11 @@ class StaticModel(LeanModel):
 
     def _hidden(self, tokens: Tensor) -> Tensor:
         """Run tokens [B, n] through every layer; [B * n, hidden], before the last norm."""
-        if self._offset is None:  # a prefill: as long as its prompt, and done once
+        if self._offset is None:  # a prefill, which is not recorded
             return super()._hidden(tokens)
         weights, count = self.weights, tokens.shape[1]
         places = self._places.narrow(0, self._offset, count)
-        # What does not fit is refused after the launch; it must not be written elsewhere
+        # Tokens beyond the cache are refused after the launch; they must not be written elsewhere
         index = (self._base + places).clamp(max=self._capacity - 1)
         self._offset += count
         positions = Positions(
@@ -287,7 +288,7 @@ class StaticModel(LeanModel):
         """Allocate keys and values of a layer together, [2, B, KV, S, PIECE, D]."""
         weights = self.weights
         self._recordings, self._pool = {}, None
-        # What there was is freed before as much again is taken
+        # The old cache is freed before the new one is allocated
         self._caches, self._keys, self._values = [], [], []
         self._capacity = whole_pieces(capacity)
         shape = (2, batch, weights.kv_heads, self._capacity // PIECE, PIECE, weights.head_dim)

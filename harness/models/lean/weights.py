@@ -1,8 +1,8 @@
-"""A network's weights for the lean forward: query, key and value fused, gate and up too.
+"""A network's weights for the lean forward: query, key and value fused, and gate and up fused.
 
-Fusing does not cost memory: the fused matrix takes the place of its parts, and the network's own
-parameters become views of its rows, so that transformers' forward still works. On a card the parts
-are given back layer by layer, so at most one layer is held twice.
+Fusing takes no memory: the fused matrix replaces its parts, and the network's own parameters become
+views of its rows, so that transformers' forward still works. On a card the parts are freed layer by
+layer, so at most one layer is in memory twice.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ FAMILIES = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
     | {"Qwen3MoeForCausalLM"}
 )
-# Rotary tables that do not depend on how long the text has become
+# Kinds of rotary embedding that do not depend on the length of the text
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 
@@ -96,7 +96,7 @@ class Weights:
 
 
 def unsupported(network: PreTrainedModel) -> str | None:
-    """Why the lean forward cannot replace this network's own, or None if it can."""
+    """The reason why the lean forward cannot replace this network's own; None if it can."""
     name, config = type(network).__name__, network.config
     if name not in FAMILIES:
         return f"{name} is not of the Llama family"
@@ -121,7 +121,7 @@ def weights_of(network: PreTrainedModel, vocab_size: int) -> Weights:
     """Take the weights, fusing projections in place; the head is cut to `vocab_size`.
 
     Raises:
-        AttributeError: the network is not built as its family is in the releases we know.
+        AttributeError: the network has another structure than its family in known releases.
     """
     inner: Any = network.model
     config: Any = network.config
@@ -131,7 +131,7 @@ def weights_of(network: PreTrainedModel, vocab_size: int) -> Weights:
     layers: list[Layer] = []
     for layer in inner.layers:
         layers.append(_layer(layer, config))
-        torch.cuda.empty_cache()  # does nothing where no card is in use
+        torch.cuda.empty_cache()  # has no effect where no card is in use
     return Weights(
         layers=tuple(layers),
         embedding=inner.embed_tokens.weight,
@@ -186,7 +186,7 @@ def _has_grouped_product(weight: Tensor) -> bool:
 
 
 def _fused(*parts: Any) -> Projection:
-    """One projection out of several with the same input; the parts become views of its rows."""
+    """The fused projection of several with the same input; these become views of its rows."""
     if len(parts) == 1:
         return Projection(parts[0].weight.t(), parts[0].bias)
     weight = _joined([part.weight for part in parts])
@@ -195,9 +195,9 @@ def _fused(*parts: Any) -> Projection:
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
-    """Concatenate rows, and let each tensor share the result's memory.
+    """The concatenated rows of tensors, which then share the result's memory.
 
-    A network opened twice has its parts joined already: they are then recognised, not copied.
+    The tensors of a network that was opened before are already joined, and are not copied again.
     """
     first, end = tensors[0], 0
     rows = sum(tensor.shape[0] for tensor in tensors)

@@ -1,7 +1,8 @@
 """Plots as SVG files; a plot whose data is missing is not drawn.
 
-To add one: a function from `Summary` and the most panels in a row to `style.Plot | None`, in
-`MAKERS` under the name of its file, which the pages name that show it.
+To add a plot, write a function of `Summary` and the largest number of panels in a row that returns
+a `style.Plot` or None, put it in `MAKERS` under its file's name, and name the file in
+`reporting.pages`.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,29 +28,29 @@ MAKERS: Mapping[str, Maker] = {
     "speedup_by_engine.svg": speedup.draw_engines,
     "speedup_ratio.svg": speedup.draw_ratios,
 }
-# Only what earlier renderings may have left is removed; a file of the user's stays.
+# Plots of earlier versions; only these and the current ones are removed, never a user's file
 LEFT = ("breakeven_vs_measured.svg", "acceptance_vs_temperature.svg", "verify_cost.svg")
 NAMES = (*MAKERS, *LEFT)
 
 
 class Drawn(NamedTuple):
-    """A plot that was written: as its file has it, and as a phone shows it."""
+    """A plot that was written, as in its file and for a phone."""
 
     file: str  # relative to the run folder
     caption: str
     svg: str
-    narrow: str  # the same with its panels in one column
+    narrow: str  # the SVG with the panels in one column
 
 
 def drawn(summary: Summary, across: int = style.WIDE) -> tuple[style.Plot, ...]:
-    """Every plot that the run has data for, in reading order, so many panels in a row."""
+    """Every plot that the run has data for, in reading order, with `across` panels in a row."""
     with style.styled():
         made = (MAKERS[name](summary, across) for name in page_of(summary).plots)
         return tuple(plot for plot in made if plot is not None)
 
 
 def draw(summary: Summary, folder: Path) -> tuple[Drawn, ...]:
-    """Write the plots directly into `folder`, in reading order; remove those whose data is gone."""
+    """Write the plots into `folder` and return them in reading order; remove outdated ones."""
     plots = drawn(summary)
     files.directory(folder)
     for name in set(NAMES) - {plot.name for plot in plots}:

@@ -1,4 +1,4 @@
-"""Acceptance by position and by category of prompts, a plot each."""
+"""Plots of the acceptance by position and by category of prompts."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ CATEGORY_UNDER = "alpha, the probability that a draft token is accepted: darker 
 # One hue from light to dark, so that it reads in grey as well.
 SHADES = LinearSegmentedColormap.from_list("alpha", ["#f4f8fb", "#9cc3de", "#0a5a94"])
 DARK = 0.8
-LETTERS = 12  # of a draft's name in one line
+LETTERS = 12  # letters of a draft's name in one line
 
 
 def draw_by_position(summary: Summary, across: int) -> style.Plot | None:
@@ -87,6 +87,6 @@ def draw_by_category(summary: Summary, across: int) -> style.Plot | None:
 
 
 def _at_k(entries: Iterable[CategoryAlpha]) -> str:
-    """The K of all entries, with a comma before it; nothing where they differ."""
+    """The common K of the entries as ", K=4"; "" where they differ."""
     ks = {entry.k for entry in entries}
     return f", K={ks.pop()}" if len(ks) == 1 else ""

@@ -1,4 +1,4 @@
-"""What forwards cost, and the waterfall from ideal to timed rounds."""
+"""Plots of the cost of forwards, and of the waterfall from the ideal speedup to timed rounds."""
 
 from itertools import pairwise
 
@@ -38,7 +38,7 @@ def draw_verify_curves(summary: Summary, across: int) -> style.Plot | None:
 
 
 def _unstable(summary: Summary, curve: StepCurve, n: int) -> bool:
-    """Whether v(n) is one that cannot be right, or its step is."""
+    """Whether v(n), or the step that it is divided by, is a timing that cannot be right."""
     timed = (curve.context_tokens, curve.batch)
     return any(
         stability.of_step(summary, "target", kind, *timed, tokens) is not None
@@ -52,7 +52,7 @@ WATERFALL_CAPTION = (
 )
 FALL_UNDER = "grey: speedups; orange: what a cause takes away; green: what it adds; dashed: no gain"
 BAR_WIDTH = 0.62
-NARROW_LETTERS = 18  # of a cause's name in one line on a phone
+NARROW_LETTERS = 18  # letters of a cause's name in one line on a phone
 
 
 def draw_waterfall(summary: Summary, across: int) -> style.Plot | None:

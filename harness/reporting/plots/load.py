@@ -1,4 +1,4 @@
-"""What a server under load gives and its users wait, by how much is asked; and what a plan has."""
+"""Plots of a server's throughput and latency by load, and of a plan's latency by request rate."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -15,33 +15,34 @@ UNDER = (
     "throughput: tokens per second of all requests{clock}; TTFT: until the first token, TPOT: each"
     " token after it, {waits}"
 )
-# How the slowest requests are shown: by the first of which any load has requests enough
+# Percentiles of the slowest requests; the first one is shown that any load has enough requests for
 TAILS: tuple[Percentile, ...] = ("p99", "p95")
-MOST_WAITS = 2  # of `QUANTITIES`
+MOST_WAITS = 2  # quantities of `QUANTITIES` that are drawn
 Points = dict[int, dict[float, float]]  # by K and load
 
 
 class _Sent(NamedTuple):
-    """How the requests of a load were sent: at which temperature, and what its amount counts."""
+    """The temperature of a load's requests, and the unit that the load is counted in."""
 
     temperature: float
     counts: str
 
 
 class _Panel(NamedTuple):
-    """One quantity under the loads of one way of sending."""
+    """One quantity against the loads of one way of sending requests."""
 
     title: str
     unit: str
     sent: _Sent
     values: Points
-    slowest: Points  # empty where there is no such thing
+    slowest: Points  # the percentile of the slowest requests; empty for throughput
 
 
 def draw_load(summary: Summary, across: int) -> style.Plot | None:
-    """By temperature and way of sending: throughput, then waits; None without two loads to compare.
+    """Panels of throughput and latency by temperature and way of sending requests.
 
-    A line per K. Waits are p50 and p99; with too few requests for that p95, or p50 alone.
+    Each panel has a line per K. Latencies are p50 and p99; with too few requests p95, or p50 alone.
+    None without two loads to compare.
     """
     served = summary.served
     if served is None:
@@ -82,12 +83,12 @@ def _panels(
     for sent, cells in grouped(served.load, _sent).items():
         if len({_amount(cell) for cell in cells}) < 2:
             continue
-        throughput = _points((cell, cell.tokens_per_second) for cell in cells)
+        throughput = _points_by_k((cell, cell.tokens_per_second) for cell in cells)
         yield _Panel("throughput", "tok/s", sent, throughput, {})
         rows = [row for row in waits if _sent(row) == sent]
         for quantity in quantities:
-            medians = _points((row, quantity.percentile(row, "p50")) for row in rows)
-            slowest = _points((row, tail and quantity.percentile(row, tail)) for row in rows)
+            medians = _points_by_k((row, quantity.percentile(row, "p50")) for row in rows)
+            slowest = _points_by_k((row, tail and quantity.percentile(row, tail)) for row in rows)
             if medians:
                 yield _Panel(quantity.title, "ms", sent, medians, slowest)
 
@@ -101,8 +102,8 @@ def _amount(load: LoadCell | UserLatency) -> float:
     return load.concurrency or load.rate or 0.0
 
 
-def _points(values: Iterable[tuple[LoadCell | UserLatency, float | None]]) -> Points:
-    """What is known of each load; of a wait, whose seconds are shown as milliseconds, too."""
+def _points_by_k(values: Iterable[tuple[LoadCell | UserLatency, float | None]]) -> Points:
+    """The known values by K and load; latencies in milliseconds."""
     points: Points = {}
     for load, value in values:
         if value is not None:
@@ -117,11 +118,11 @@ PLAN_CAPTION = (
 PLAN_UNDER = (
     "simulated; a line ends near what the card can serve at most, and is cut far above the goal"
 )
-HIGHEST = 3.0  # what is far above a goal is cut off
+HIGHEST = 3.0  # latencies above so many times the goal are cut off
 
 
 def draw_plan(summary: Summary, across: int) -> style.Plot | None:
-    """A panel for each goal, a line for each choice; None of other runs."""
+    """A panel for each goal with a line for each choice; None for a run that is not a plan."""
     plan = summary.plan
     if plan is None:
         return None

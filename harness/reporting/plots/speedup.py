@@ -1,6 +1,6 @@
-"""Speedup against K, of each draft at its best K and of runs compared; what each K needs."""
+"""Plots of speedups: by K, of each draft at its best K, of compared runs, and break-even alphas."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -71,8 +71,8 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
         panel.axhline(1.0, **line, label="no speculation", zorder=1)
         for name, series in grouped(rows, series_of).items():
             index = names.index(name)
-            _line(panel, lines_of.get((at, name), ()), style.look(index)["color"])
-            _points(panel, series, few, fmt.bounded, (index, len(names)), label=name)
+            _prediction_line(panel, lines_of.get((at, name), ()), style.look(index)["color"])
+            _measured_points(panel, series, few, (index, len(names)), label=name)
         prompts = f", {at[1]} prompts" if several else ""
         panel.set_title(f"temperature {fmt.temperature(at[0])}{prompts}")
     rule = points[0].rule
@@ -91,7 +91,7 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
 
 
 def _predicted(summary: Summary) -> list[ResultRow]:
-    """What was predicted for cells that were measured as well."""
+    """The predicted rows of a run that measured cells as well."""
     return [
         row
         for row in summary.alone
@@ -99,29 +99,30 @@ def _predicted(summary: Summary) -> list[ResultRow]:
     ]
 
 
-def _points(
+def _measured_points(
     axes: Axes,
     rows: Sequence[ResultRow],
     few: Collection[ResultRow],
-    bounded: Callable[[ResultRow], fmt.Bounded],
     place: tuple[int, int],
     label: str,
 ) -> None:
-    """A series' points with their intervals, hollow those on few prompts; its place of how many."""
+    """Draw the points of a series with their intervals; points on few prompts are hollow.
+
+    `place` is the index of the series and the number of series.
+    """
     look = style.look(place[0])
     # Filled ones first, for the legend
     for hollow, those in sorted(grouped(rows, lambda row: row in few).items()):
         at = style.dodge([row.k for row in those], *place)
         fill = {"markerfacecolor": "white"} if hollow else {}
-        values = [bounded(row) for row in those]
+        values = [fmt.bounded(row) for row in those]
         style.points(axes, at, values, label=label, linestyle="none", **look, **fill)
-        if hollow:  # once in the legend, whatever the series
+        if hollow:  # one entry in the legend for all series
             key: dict[str, Any] = {"color": style.GREY, "marker": "o", "markerfacecolor": "white"}
             axes.plot([], [], label=FEW_LABEL, linestyle="none", **key)
 
 
-def _line(axes: Axes, rows: Sequence[ResultRow], colour: str) -> None:
-    """The prediction, a line through every K."""
+def _prediction_line(axes: Axes, rows: Sequence[ResultRow], colour: str) -> None:
     ordered = sorted(rows, key=lambda row: row.k)
     speedups = [row.speedup or 0.0 for row in ordered]
     axes.plot([row.k for row in ordered], speedups, color=colour, alpha=0.65)
@@ -136,7 +137,7 @@ CEILING_UNDER = (
 
 
 def draw_ceilings(summary: Summary, across: int) -> style.Plot | None:
-    """What each K needs at least and can give at most; None where no times are known."""
+    """The break-even alpha and the ideal speedup of each K; None where no times are known."""
     ceilings = sorted(summary.ceilings, key=lambda ceiling: ceiling.k)
     if not ceilings:
         return None
@@ -168,8 +169,9 @@ BOARD_UNDER = (
     "predicted, with 95 % interval; filled: the best that an engine has; corrected: less what"
     " choosing it adds; the dashed line: no speculation"
 )
-LETTERS, NARROW_LETTERS = 23, 16  # of a draft's name in one line
-BOLD, SMALL = 1.45, 2  # a title's bold letters, and the small ones below it, in the same width
+LETTERS, NARROW_LETTERS = 23, 16  # letters of a draft's name in one line
+# Letters of a bold title, and of the small text below it, in the width of one letter of a name
+BOLD, SMALL = 1.45, 2
 
 
 def draw_leaderboard(summary: Summary, across: int) -> style.Plot | None:
@@ -196,7 +198,7 @@ def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
     for place, row in enumerate(board.rows):
         plain = {"color": style.INK, "marker": "X"}
         look = plain if row.draft is None else style.look(drafts.index(row.draft))
-        _row(axes, place, row, look, best=row is board.best)
+        _board_row(axes, place, row, look, best=row is board.best)
     names = [
         PLAIN if row.draft is None else f"{name_of(row, board.marks)}, K={row.k}"
         for row in board.rows
@@ -212,7 +214,9 @@ def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
     style.note_at(axes, lines, (0, 1), xycoords="axes fraction", ha="left", color=style.GREY)
 
 
-def _row(axes: Axes, place: int, row: LeaderboardRow, look: dict[str, Any], *, best: bool) -> None:
+def _board_row(
+    axes: Axes, place: int, row: LeaderboardRow, look: dict[str, Any], *, best: bool
+) -> None:
     low, high = row.speedup_lo, row.speedup_hi
     bar = None
     if low is not None and high is not None:
@@ -243,7 +247,7 @@ ENGINES_UNDER = "measured, one request at a time, with 95 % interval; no points 
 
 
 def draw_engines(summary: Summary, across: int) -> style.Plot | None:
-    """A panel per temperature, a series per compared run; None where no run is a server's."""
+    """A panel per temperature with a series per compared run; None without a server run."""
     every = summary.comparison.engines if summary.comparison else ()
     points = [row for row in every if row.concurrency == 1 and row.lossless and row.speedup]
     if not points:
@@ -263,7 +267,7 @@ RATIO_UNDER = "run / {reference}, over the prompts that both have, with 95 % int
 
 
 def draw_ratios(summary: Summary, across: int) -> style.Plot | None:
-    """A panel per temperature, a series per compared run; None where no speedup is compared."""
+    """A panel per temperature with a series per compared run; None without a speedup ratio."""
     compared = summary.comparison
     if compared is None:
         return None
@@ -284,9 +288,11 @@ def _against_k(
     field: str,
     levels: Iterable[float] = (),
 ) -> Figure:
-    """A panel per temperature, with a field of the rows over K, a series per run, and a line at 1.
+    """A panel per temperature with a field of the rows against K, and a line at 1.
 
-    `names`: of the runs. `levels`: of `fail_below`, a further line each.
+    Args:
+        names: a series for each run, its label by the run's name.
+        levels: thresholds (`fail_below`), a line each.
     """
     panels = grouped(rows, lambda row: row.temperature or 0.0)
     figure, axes = style.panels(len(panels), across, y=field.replace("_", " "))

@@ -1,6 +1,6 @@
-"""How every plot looks, and how it is written so that the same data give the same bytes.
+"""The style of all plots, and their SVG text: the same data give the same bytes.
 
-Every series has a colour, and a marker of its own too.
+Every series has a colour and a marker of its own.
 """
 
 import io
@@ -23,8 +23,8 @@ INK, GREY, FAINT = "#1a1a1a", "#6b6b6b", "#e4e4e4"
 DASHED = (0, (4, 3))
 SMALL = 9.5
 LETTERS_PER_INCH = 12  # of small text
-LEGEND_LETTERS_PER_INCH, LEGEND_KEY_INCHES = 11, 0.75  # what a legend's entry needs
-WIDE, NARROW = 3, 1  # how many panels stand next to each other, in the files and on a phone
+LEGEND_LETTERS_PER_INCH, LEGEND_KEY_INCHES = 11, 0.75  # the space of an entry of the legend
+WIDE, NARROW = 3, 1  # panels in a row, in the files and on a phone
 NARROW_INCHES = 4.2
 _RULES: dict[Any, Any] = {
     "svg.hashsalt": "speculative-decoding",  # ids inside the file follow from the content
@@ -54,7 +54,7 @@ _RULES: dict[Any, Any] = {
 
 
 class Plot(NamedTuple):
-    """A drawn plot: its file name, what it shows in words (the alternative text), and the SVG."""
+    """A drawn plot: its file name, its caption (also the alternative text), and the SVG."""
 
     name: str
     caption: str
@@ -62,7 +62,7 @@ class Plot(NamedTuple):
 
 
 def styled() -> AbstractContextManager[None]:
-    """The project's look while a figure is made; the caller's settings come back after."""
+    """A context with the project's matplotlib settings; the caller's are restored after it."""
     return rc_context(_RULES)
 
 
@@ -75,10 +75,15 @@ def panels(
     y: str = "",
     share_y: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `number` panels of so many inches, without pyplot.
+    """A figure without pyplot, and its panels.
 
-    At most `across` of them stand in a row; a single column is as narrow as a phone. `y` is the
-    label of the y axis.
+    Args:
+        number: how many panels.
+        across: panels in a row at most; with 1 the figure is as narrow as a phone.
+        width: inches of a panel.
+        height: inches of a panel.
+        y: label of the y axis.
+        share_y: whether all panels have one scale.
     """
     columns = 2 if number == 4 <= across + 1 else min(number, across)
     rows = -(-number // columns)
@@ -98,8 +103,8 @@ def panels(
 def plot(name: str, caption: str, figure: Figure, under: str) -> Plot:
     """The figure as SVG text without date or random ids.
 
-    Every labelled series of its panels gets one entry in a shared legend; `under` says how to read
-    it.
+    Every labelled series of its panels gets one entry in a shared legend. `under` is the text below
+    the plot, which explains how to read it.
     """
     named: dict[str, Any] = {}
     for axes in figure.axes:
@@ -113,20 +118,20 @@ def plot(name: str, caption: str, figure: Figure, under: str) -> Plot:
     lines = "\n".join(textwrap.wrap(under, int(width * LETTERS_PER_INCH)))
     figure.supxlabel(lines, fontsize=SMALL, color=GREY)
     buffer = io.StringIO()
-    # Not savefig, which draws the figure once more, to lay it out
+    # Not savefig: it would draw the figure a second time for its layout
     FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
     text = "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
     return Plot(name, caption, f"{text}\n")
 
 
 def look(index: int) -> dict[str, Any]:
-    """Colour and marker of the series at this place; of many, no two have both in common."""
+    """The colour and marker of a series by its index; no two series have both in common."""
     marker = index + index // len(COLOURS)
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[marker % len(MARKERS)]}
 
 
 def ticks(axes: Axes, values: Sequence[float], label: str, *, log: bool = False) -> None:
-    """An x axis with ticks at these values and nowhere else, with space on both sides."""
+    """Set the x axis's ticks to these values alone, with its label."""
     if log:
         axes.set_xscale("log", base=2)
         axes.set_xlim(min(values) / 1.4, max(values) * 1.4)
@@ -136,25 +141,25 @@ def ticks(axes: Axes, values: Sequence[float], label: str, *, log: bool = False)
 
 
 def percent_axis(axes: Axes) -> None:
-    """A y axis of shares from 0 to 1."""
+    """Make the y axis one of shares from 0 to 1, in percent."""
     axes.set_ylim(0.0, 1.04)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 
 
 def points(axes: Axes, x: Sequence[float], values: Sequence[Bounded], **kwargs: Any) -> None:
-    """(value, low, high) with error bars; no bar where there is no interval."""
+    """Draw (value, low, high) with error bars; no bar where there is no interval."""
     value, low, high = np.array(values, dtype=float).reshape(-1, 3).T
     bars = np.clip([value - low, high - value], 0.0, None)
     axes.errorbar(x, value, yerr=bars, capsize=3, elinewidth=1.4, **kwargs)
 
 
 def dodge(ks: Sequence[int], index: int, number: int) -> list[float]:
-    """The K values, shifted a little per series so that error bars do not lie on one another."""
+    """The K values, shifted a little for each series so that error bars do not overlap."""
     return [k * 1.045 ** (index - (number - 1) / 2) for k in ks]
 
 
 def folded(name: str, letters: int) -> str:
-    """A name over several lines of so many letters, broken at spaces, underscores and hyphens."""
+    """A name in lines of at most `letters`, broken at spaces, underscores, slashes and hyphens."""
     parts = re.findall(r"[^\s_/-]*[\s_/-]?", name)
     lines = [""]
     for part in parts:
@@ -165,7 +170,7 @@ def folded(name: str, letters: int) -> str:
 
 
 def note_at(axes: Axes, text: str, where: tuple[float, float], **kwargs: Any) -> None:
-    """Small text a little above a point, or as `kwargs` of `annotate` say; no line crosses it."""
+    """Write small text above a point on a white ground; `kwargs` are those of `annotate`."""
     paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
     settings = {"xytext": (0, 6), "ha": "center", "fontsize": SMALL, "bbox": paper} | kwargs
     axes.annotate(text, where, textcoords="offset points", **settings)

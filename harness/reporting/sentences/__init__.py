@@ -1,15 +1,16 @@
-"""Every sentence of a report, one module a subject; a Summary holds codes and numbers only.
+"""The sentences of reports, a module for each subject; a Summary holds codes and numbers only.
 
-    run          what the run is: title, banner, status, engine, failures
-    verdict      what to do, and the reason; the outcome of a snapshot
-    explanation  why the verdict is what it is, and what would change it; rules of thumb
-    caveats      what to know before acting, first what changes the reading of a number
-    served       of a server run: what to serve on it, how well it was predicted, the gate
-    running      of a running server's counters: tokens per round, which K pays
-    comparison   the same for runs that are compared
+    run          banner, status, engine and failures of a run
+    verdict      the decision and its reason, the next step, the outcome of a snapshot
+    explanation  the factors behind the verdict, and what would change it; rules of thumb
+    caveats      caveats, cautions first
+    served       a server run: load, reasons, prediction errors, losslessness, memory
+    running      a running server's counters: tokens per round, and which K pays
+    plan         a plan: the choice, the cards it needs, what one card serves
+    comparison   compared runs: speedups and their ratios
 
-The words are the same in the console, report.md, report.html and the index. `harness/summary.py`
-has the table of codes and of the values that each quotes: a new code gets its sentence here.
+The console, report.md, report.html and the index share these sentences. The codes, and the values
+that each sentence quotes, are in `harness/summary.py`; a new code gets its sentence here.
 """
 
 

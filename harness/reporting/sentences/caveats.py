@@ -1,4 +1,4 @@
-"""What a reader must know before acting, most important first."""
+"""The caveats of a run as sentences, most important first."""
 
 from harness.analysis.caveats import RECORDS
 from harness.reporting.sentences import as_sentence
@@ -6,14 +6,14 @@ from harness.summary import Caveat, Summary
 
 
 def caveats(summary: Summary) -> tuple[str, ...]:
-    """What a reader must know before acting, `cautions` first; not what `run.banner` says."""
-    notes = (caveat(each) for each in _every(summary) if not _cautions(each))
+    """Every caveat as a sentence, `cautions` first; without the warning of `run.banner`."""
+    notes = (caveat(each) for each in _every(summary) if not _is_caution(each))
     return (*cautions(summary), *notes)
 
 
 def cautions(summary: Summary) -> tuple[str, ...]:
-    """Those without which the numbers are read wrongly."""
-    return tuple(caveat(each) for each in _every(summary) if _cautions(each))
+    """The caveats without which the numbers would be misread."""
+    return tuple(caveat(each) for each in _every(summary) if _is_caution(each))
 
 
 def caveat(entry: Caveat) -> str:
@@ -26,5 +26,5 @@ def _every(summary: Summary) -> tuple[Caveat, ...]:
     return (*compared, *summary.caveats)
 
 
-def _cautions(entry: Caveat) -> bool:
+def _is_caution(entry: Caveat) -> bool:
     return RECORDS[entry.code].severity == "caution"

@@ -1,4 +1,4 @@
-"""What a comparison of runs says: each run in one sentence, and what to know before trusting it."""
+"""The sentences of a comparison: the speedups on each engine, and each run with its ratio."""
 
 from harness import formatting as fmt
 from harness.records import grouped
@@ -16,20 +16,20 @@ OUTCOMES = {
 
 
 def verdicts(comparison: Comparison) -> tuple[str, ...]:
-    """Each compared run in one sentence, the threshold's outcome first where there is one.
+    """A sentence for each compared run; the outcome of `fail_below` comes first in it.
 
-    Before them what each engine gained at one K, where they are several.
+    Where the runs are of several engines, a sentence with the speedup on each comes before them.
     """
     engines = gains_of_engines(comparison)
     first = () if engines is None else (engines,)
-    return (*first, *(_verdict(run) for run in comparison.runs))
+    return (*first, *(_run_verdict(run) for run in comparison.runs))
 
 
 def gains_of_engines(comparison: Comparison) -> str | None:
-    """As "K=4 at temperature 0, measured: 1.30x on vLLM 0.32.0, 0.68x on llama.cpp b11549".
+    """The measured speedup on each engine at one K; None for a single engine.
 
-    At the K that most engines have; of several that at which one of them gained most. None where
-    they are not several engines.
+    "K=4 at temperature 0, measured: 1.30x on vLLM 0.32.0, 0.68x on llama.cpp b11549". The K is the
+    one that most engines have; of several such K, the one with the largest speedup.
     """
     alone = [row for row in comparison.engines if row.concurrency == 1 and row.lossless]
     cells = grouped(alone, lambda row: (row.temperature, row.k))
@@ -51,11 +51,11 @@ def gains_of_engines(comparison: Comparison) -> str | None:
 
 
 def engine(row: EngineRow) -> str:
-    """An engine with its version."""
+    """The name of an engine with its version."""
     return " ".join(filter(None, (spec_of(row.engine).title, row.version)))
 
 
-def _verdict(run: ComparedRun) -> str:
+def _run_verdict(run: ComparedRun) -> str:
     row = run.row
     if row is None or row.speedup_ratio is None:
         return f"{run.name}: no speedup to compare."

@@ -1,4 +1,4 @@
-"""Why the verdict is what it is, and what would change it; and rules of thumb of a break-even."""
+"""The factors behind a verdict, and what would change it; rules of thumb of a break-even."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -19,9 +19,9 @@ _UNSERVED = {None: "undecided", 0: "do not speculate"}
 
 
 def explanation(summary: Summary) -> tuple[str, ...]:
-    """Why the run's own verdict is what it is, and what would change it.
+    """The factors behind the run's verdict, and what would change it, as sentences.
 
-    Where the headline is of another engine, the first sentence says which one is explained.
+    Where the headline is of another engine, the first sentence names the engine that is explained.
     """
     entry, shown = summary.explanation, grid.marked(summary)
     if entry is None:
@@ -81,7 +81,7 @@ def _acceptance_needed(entry: Explanation) -> str:
 
 
 def _obstacles(entry: Explanation) -> Iterator[str]:
-    """What stands between a loss and a gain, one factor at a time."""
+    """The factors that prevent a gain, one clause for each."""
     if entry.factors:
         yield f"what prevents a gain: {', '.join(_FACTORS[factor] for factor in entry.factors)}"
     yield _acceptance_needed(entry)
@@ -105,7 +105,7 @@ def _obstacles(entry: Explanation) -> Iterator[str]:
 
 
 class RuleText(NamedTuple):
-    """A rule of thumb, the given number under it, and what the arithmetic says instead."""
+    """A rule of thumb, the given number under it, and the result of the arithmetic."""
 
     rule: str
     value: str
@@ -113,7 +113,7 @@ class RuleText(NamedTuple):
 
 
 def rule_of_thumb(entry: RuleOfThumb) -> RuleText:
-    """The words of one rule."""
+    """The texts of one rule of thumb."""
     values: Any = entry.values
     value = entry.value
     if entry.code == "step_ratio":

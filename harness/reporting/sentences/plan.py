@@ -1,4 +1,4 @@
-"""What a plan says: which choice meets the goal on how many cards, and what each holds."""
+"""The sentences of a plan: the choice that meets the goal, its cards, and what one card serves."""
 
 from collections.abc import Iterator
 
@@ -13,43 +13,43 @@ PLAIN = "no draft"
 
 
 def named(choice: PlanChoice) -> str:
-    """A choice in a few words, as "tiny_good K=2"."""
+    """The name of a choice in a table, as "tiny_good K=2"."""
     if choice.draft is None:
         return PLAIN
     return f"{choice.draft} {BY_LOAD if choice.policy == 'by_load' else f'K={choice.k}'}"
 
 
 def whether_served(choice: PlanChoice) -> str:
-    """What keeps a choice from being one; empty for those that the engine can be started with."""
+    """The reason why a choice cannot be served; "" where the engine can be started with it."""
     return "" if choice.on_engine else "not on this engine"
 
 
 def goal(plan: Plan) -> str:
-    """As "p95 TPOT <= 30 ms and TTFT <= 500 ms"."""
+    """The latency goal, as "p95 TPOT <= 30 ms and TTFT <= 500 ms"."""
     parts = (("TPOT", plan.tpot_s), ("TTFT", plan.ttft_s))
     goals = [f"{name} <= {fmt.seconds(value)}" for name, value in parts if value is not None]
     return f"p{plan.percentile:g} {' and '.join(goals)}"
 
 
 def banner(summary: Summary) -> str | None:
-    """That nothing here is to be acted on, where the server's own report names no K either."""
-    said = first(summary.caveats, code="loads_disturbed")
-    if said is None:
+    """The warning not to act on the plan, where other work disturbed the loads; else None."""
+    caveat = first(summary.caveats, code="loads_disturbed")
+    if caveat is None:
         return None
     return (
-        f"NO CHOICE TO ACT ON: other work kept {said.values['others']:.2f} processors busy while"
+        f"NO CHOICE TO ACT ON: other work kept {caveat.values['others']:.2f} processors busy while"
         " the run's loads were timed, so its own report names no K under load either. What follows"
         " is of a busy machine: measure the loads on a quiet one."
     )
 
 
 def verdicts(plan: Plan) -> tuple[str, ...]:
-    """The answer, then what one card holds, where speculation stops paying, and the error."""
-    return (_answer(plan), *_more(plan))
+    """The choice, what one card serves, the rate at which speculation stops paying, the errors."""
+    return (_choice(plan), *_details(plan))
 
 
-def _answer(plan: Plan) -> str:
-    """What to serve for the whole rate.
+def _choice(plan: Plan) -> str:
+    """The choice for the whole rate, with its cards.
 
     "At 20.0 requests/s and p95 TPOT <= 30 ms: tiny_good at K=2 on 2 cards; without a draft 3."
     """
@@ -60,29 +60,29 @@ def _answer(plan: Plan) -> str:
         without = "no number meets it" if plain.cards is None else f"{plain.cards}"
         if plain.cards == best.cards:
             without = "as many"
-        return f"{asked}: {_served(best)} on {_cards(best)}; without a draft {without}."
+        return f"{asked}: {_draft_and_k(best)} on {_cards(best)}; without a draft {without}."
     able = [each for each in plan.servable if each.drafts and each.cards is not None]
     if not able:
         return f"{asked}: {PLAIN}, on {_cards(best)}; with one no number meets it."
     other = min(able, key=lambda each: (each.cards, -each.largest_rate))
     also = "as many" if other.cards == best.cards else f"{other.cards}"
-    return f"{asked}: {PLAIN}, on {_cards(best)}; {_served(other)} needs {also}."
+    return f"{asked}: {PLAIN}, on {_cards(best)}; {_draft_and_k(other)} needs {also}."
 
 
 def _missed(plan: Plan) -> str:
-    """Which choice comes closest to a goal that nothing meets, and by how much it fails."""
+    """The choice that comes closest to a goal that none meets, and by how much it misses it."""
     closest = plan.closest
     point = closest.points[0]
     above = fmt.percent(plan.excess(point) - 1.0)
     waits = f"TPOT {fmt.seconds(point.tpot_s)}, TTFT {fmt.seconds(point.ttft_s)}"
     return (
-        f"Nothing meets {goal(plan)}, on any number of cards: {_served(closest)} comes"
+        f"Nothing meets {goal(plan)}, on any number of cards: {_draft_and_k(closest)} comes"
         f" closest, {above} above it at {_rate(point.rate)} a card ({waits})."
     )
 
 
-def _served(choice: PlanChoice) -> str:
-    """As "tiny_good at K=2"."""
+def _draft_and_k(choice: PlanChoice) -> str:
+    """A choice in a sentence, as "tiny_good at K=2"."""
     if choice.draft is None:
         return PLAIN
     how = f"with {BY_LOAD}" if choice.policy == "by_load" else f"at K={choice.k}"
@@ -97,13 +97,13 @@ def _rate(value: float) -> str:
     return f"{value:.3g} requests/s"
 
 
-def _more(plan: Plan) -> Iterator[str]:
+def _details(plan: Plan) -> Iterator[str]:
     best, plain = plan.best, plan.plain
     if best is not None:
-        held = _about(best.largest_rate, best.largest_rate_lo, best.largest_rate_hi)
-        text = f"One card holds {held} requests/s with {_served(best)}"
+        rate = _about(best.largest_rate, best.largest_rate_lo, best.largest_rate_hi)
+        text = f"One card holds {rate} requests/s with {_draft_and_k(best)}"
         if best is plain:
-            text = f"One card holds {held} requests/s without a draft"
+            text = f"One card holds {rate} requests/s without a draft"
         elif best.rate_ratio is not None:
             text += f", {fmt.gain(best, 'rate_ratio')} what it holds without a draft"
         most = _about(best.capacity, best.capacity_lo, best.capacity_hi)
@@ -115,16 +115,16 @@ def _more(plan: Plan) -> Iterator[str]:
         yield "Plain decoding has the shortest TPOT from the least simulated rate on."
     else:
         yield f"From {_rate(stops)} a card on plain decoding has the shortest TPOT."
-    yield from _errors(plan)
+    yield from _simulation_errors(plan)
 
 
 def _about(value: float, low: float | None, high: float | None) -> str:
-    """With its interval where there is one, in the three digits that costs are known to at most."""
+    """A rate in three digits, to which costs are known at most, with its interval if any."""
     return f"{value:.3g}" + ("" if low is None or high is None else f" [{low:.3g}, {high:.3g}]")
 
 
-def _errors(plan: Plan) -> Iterator[str]:
-    """How far simulated loads are from measured ones."""
+def _simulation_errors(plan: Plan) -> Iterator[str]:
+    """The errors of simulated loads against the measured ones."""
     checks = plan.checks
     if not checks:
         return
@@ -137,20 +137,21 @@ def _errors(plan: Plan) -> Iterator[str]:
         ("TPOT", [(each.simulated_per_token, each.per_token) for each in checks]),
         ("TTFT", [(each.simulated_first_token, each.first_token) for each in checks]),
     ):
-        known = [(one, other) for one, other in waits if one is not None and other is not None]
-        pairs[f"{title} p50"] = [(one.p50, other.p50) for one, other in known]
-        pairs[f"{title} p95"] = [(one.p95, other.p95) for one, other in known]
+        both = [(one, other) for one, other in waits if one is not None and other is not None]
+        pairs[f"{title} p50"] = [(one.p50, other.p50) for one, other in both]
+        pairs[f"{title} p95"] = [(one.p95, other.p95) for one, other in both]
     ratios = {
         name: [one / other for one, other in each if one is not None and other]
         for name, each in pairs.items()
     }
-    errors = ", ".join(f"{name} {_off(each)}" for name, each in ratios.items() if each)
+    known = ((name, each) for name, each in ratios.items() if each)
+    errors = ", ".join(f"{name} {_median_and_largest(each)}" for name, each in known)
     yield (
         f"Measured loads, simulated at what other prompts cost ({len(checks)} cells), median and"
         f" largest error: {errors}."
     )
 
 
-def _off(ratios: list[float]) -> str:
+def _median_and_largest(ratios: list[float]) -> str:
     errors = np.abs(np.array(ratios) - 1.0)
     return f"{fmt.percent(float(np.median(errors)))} and {fmt.percent(float(errors.max()))}"

@@ -1,4 +1,4 @@
-"""What the run is: banner, status, engine, failures."""
+"""The banner, status, engine and failures of a run."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ _FAILURES_SHOWN = 8
 
 
 def banner(run: RunFacts) -> str | None:
-    """What must be read before any number; None where weights and acceptance are real."""
+    """The warning that comes before any number; None where weights and acceptance are real."""
     if not run.dummies:
         return SYNTHETIC if run.synthetic else None
     warning = f"{DUMMY} The weights of {' and '.join(run.dummies)} are random:"
@@ -33,7 +33,7 @@ def banner(run: RunFacts) -> str | None:
 
 
 def status(run: RunFacts) -> str | None:
-    """Why this is not a complete run, in one line; None where it is complete."""
+    """The reason why a run is not complete, in one line; None where it is complete."""
     counts = (("failed", run.failed_cells), ("partial", run.partial_cells))
     cells = ", ".join(f"{number} {name}" for name, number in counts if number)
     incomplete = f" Cells: {cells} of {run.measured_cells}." if cells else ""
@@ -53,7 +53,7 @@ def status(run: RunFacts) -> str | None:
 
 
 def engine(run: RunFacts) -> str | None:
-    """What the steps ran on, model by model where that differs; None where no model ran.
+    """The engine of the steps, by model where it differs; None where no model ran.
 
     "engine: CUDA graphs (target); CUDA graphs, uncompiled (draft: no C compiler)"
     """
@@ -77,9 +77,10 @@ def engine(run: RunFacts) -> str | None:
 
 
 def failures(summary: Summary) -> tuple[str, ...]:
-    """What did not complete, or is not for the target, with the error; the first few of many.
+    """The cells and drafts that failed, and the drafts that do not fit the target, with the error.
 
-    What failed with one error is one line: all that is lost with a server, for one.
+    Failures with the same error share a line, such as the cells of one server. Only the first lines
+    are given where there are many.
     """
     lines: list[str] = []
     for error, alike in grouped(summary.failures, lambda failure: failure.error).items():
@@ -93,6 +94,6 @@ def failures(summary: Summary) -> tuple[str, ...]:
 
 
 def greedy_counts(checks: Iterable[TextCheck]) -> str:
-    """How many greedy texts are equal, tie within rounding, differ, or are not judged."""
+    """The numbers of greedy texts that are equal, tie within rounding, differ, are not judged."""
     results = ["OPEN" if check.result == "UNJUDGED" else check.result for check in checks]
     return ", ".join(f"{results.count(key)} {words}" for key, words in GREEDY_RESULTS.items())

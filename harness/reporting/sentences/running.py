@@ -1,4 +1,4 @@
-"""What the counters of a running server say: tokens per round, and which K pays."""
+"""The sentences on a running server's counters: tokens per round, and which K pays."""
 
 from collections.abc import Iterator
 
@@ -8,18 +8,18 @@ from harness.summary import RunningServer, Summary
 
 
 def verdicts(summary: Summary, server: RunningServer, decision: str | None) -> tuple[str, ...]:
-    """What to serve where that is known; what was counted.
+    """The verdict where there is one, then the counters.
 
-    `decision` is the verdict on the K of the run; None without times of rounds.
+    `decision` is the verdict as a sentence; None where the times of rounds are not known.
     """
     counted = tuple(_counted(server))
     if decision is None:
         return counted
-    return (f"{decision}{_as_it_runs(summary, server)}", *counted)
+    return (f"{decision}{_present_k(summary, server)}", *counted)
 
 
-def _as_it_runs(summary: Summary, server: RunningServer) -> str:
-    """The server's own K, where the verdict is of another."""
+def _present_k(summary: Summary, server: RunningServer) -> str:
+    """A sentence on the K that the server has, where the verdict is of another K; else ""."""
     row = next((row for row in summary.from_acceptance if row.k == server.k), None)
     named = {answer.named[1] for answer in summary.answers}
     if row is None or server.k in named:

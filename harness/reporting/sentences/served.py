@@ -1,4 +1,4 @@
-"""What a server run says: what to serve on it, how well that was predicted, is it lossless."""
+"""The sentences of a server run: load, other K, prediction errors, losslessness, memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ from harness.summary import (
     Summary,
 )
 
-# Of the target's memory, the share that a draft takes from which it is worth a sentence
+# A draft's memory is given where it takes at least this share of the target's
 LEAST_SHARE = 0.01
 NOT_PREDICTED = {
     "not_lossless": "replay is of lossless sampling, which this server's is not",
@@ -51,7 +51,7 @@ NOT_PREDICTED = {
 
 
 def contrast(summary: Summary, shown: grid.Marked) -> str:
-    """What pays on our own loop and loses here; else which K loses most, and why.
+    """A K that pays on the harness's loop and loses on the server; else the K that loses most.
 
     "K=4, which pays on the harness's loop (predicted 1.20x), loses here (0.68x): a round costs 4.1
     plain tokens and emits 2.8."
@@ -64,7 +64,7 @@ def contrast(summary: Summary, shown: grid.Marked) -> str:
         here, there = shown.answer, by_k.get(own.answer.k)
         if own.answer.speculates and there is not None and there.speedup < 1.0:
             undecided = here.decision == "undecided" and here.reason_values.get("k") == there.k
-            # The verdict's speedup of this K stands before, less the optimism of choosing it
+            # The headline has the speedup of this K already, corrected for the choice of K
             known = here.reason_values.get("k") == there.k and here.speedup is not None
             loses = _loses(there, "may lose here" if undecided else "loses here", known=known)
             gain = f"{grid.SOURCES[own.answer.source]} {fmt.speedup(own.answer.speedup)}"
@@ -91,13 +91,13 @@ def _loses(entry: ServedK, how: str = "loses here", *, known: bool = False) -> s
 
 
 def load(served: ServedSummary) -> str:
-    """How many requests at a time the speedups are of, and that they are of processor time."""
+    """The load of the speedups: one request at a time, and whether it is processor time."""
     requests = "one request at a time"
     return f"{requests}, by processor time" if served.clock == "cpu" else requests
 
 
 def under_load(served: ServedSummary, answer: Answer) -> str:
-    """Whether an answer was seen under load, and what it is there; "" for our own loop.
+    """The K to serve by concurrency, where loads were timed; "" for the harness's loop.
 
     "Under load (timed: 1, 2 and 8 requests side by side): K=4 for 1, no draft for 2 to 8; among
     K > 0 the fastest there is K=1 (0.67x at 2, 0.85x at 8)."
@@ -125,7 +125,7 @@ def under_load(served: ServedSummary, answer: Answer) -> str:
 
 
 def _closest(cells: Sequence[LoadCell], unpaid: Sequence[int], k: int) -> str:
-    """Of loads at which no K pays, which loses least there, where it is another than k."""
+    """The fastest K above 0 at the loads at which none pays; "" where it is `k` at every load."""
     best: list[LoadCell] = []
     for concurrency in unpaid:
         drafted = [cell for cell in where(cells, concurrency=concurrency) if cell.k]
@@ -141,7 +141,7 @@ def _closest(cells: Sequence[LoadCell], unpaid: Sequence[int], k: int) -> str:
 
 
 def reasons(summary: Summary) -> tuple[str, ...]:
-    """Why the headline has no other K, how well the server was predicted, is it lossless."""
+    """The reasons against other K, the K that were measured, prediction errors, losslessness."""
     served, shown = summary.served, grid.marked(summary)
     if served is None:
         return ()
@@ -161,10 +161,10 @@ def _why_no_other(served: ServedSummary, answer: Answer) -> Iterator[str]:
 
 
 def _why_not(k: int, entries: Sequence[OtherK], served: ServedSummary, answer: Answer) -> str:
-    """Which prompt sets, or temperatures, gain more at a K than at the one to serve."""
+    """The prompt sets, or temperatures, that gain more at a K than at the one to serve."""
     parts = [
         f"{_whose(entry)} {fmt.speedup(entry.speedup)} {_with(k)},"
-        f" {fmt.speedup(entry.served_speedup)} {_with(entry.served_k)} ({_apart(entry)})"
+        f" {fmt.speedup(entry.served_speedup)} {_with(entry.served_k)} ({_ratio_to_served(entry)})"
         for entry in entries
     ]
     start = f"Why not {_named(k)}: {'; '.join(parts)}"
@@ -193,8 +193,8 @@ def _with(k: int) -> str:
     return f"at K={k}" if k else "with plain decoding"
 
 
-def _apart(entry: OtherK) -> str:
-    """How sure the difference is."""
+def _ratio_to_served(entry: OtherK) -> str:
+    """The ratio of a speedup to that at the served K, with its interval."""
     if entry.ratio_lo is None or entry.ratio_hi is None:
         return "too few prompts to be sure of it"
     ratio = entry.speedup / entry.served_speedup
@@ -209,13 +209,13 @@ def _predictions(served: ServedSummary) -> Iterator[str]:
         yield f"No prediction: {NOT_PREDICTED[served.not_predicted]}."
     if errors:
         yield (
-            f"Predicted against measured speedup: {_errors(errors)} over {len(errors)} cells, each"
-            " predicted from other requests than its own."
+            f"Predicted against measured speedup: {_median_error(errors)} over {len(errors)} cells,"
+            " each predicted from other requests than its own."
         )
 
 
 def _servers(started: StartedServers) -> Iterator[str]:
-    """Which K were not measured on all prompts, or not at all."""
+    """The K that were not measured on all prompts, and those without a server."""
     if not started.number:
         return
     if others := _listed([f"K={k}" for k in started.ks if k not in started.measured]):
@@ -232,13 +232,16 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def _errors(errors: Sequence[float]) -> str:
+def _median_error(errors: Sequence[float]) -> str:
     sizes = np.abs(errors)
     return f"median error {fmt.percent(np.median(sizes))}, largest {fmt.percent(sizes.max())}"
 
 
 def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
-    """What was compared, and how many were equal; `checks`: of greedy texts, in all visits."""
+    """The results of the lossless test, greedy texts first, then sampled ones.
+
+    `checks` is the number of compared greedy texts over all visits.
+    """
     greedy = [gate for gate in served.gates if gate.equal_texts is not None]
     if greedy:
         equal, texts = sum(g.equal_texts or 0 for g in greedy), sum(g.texts for g in greedy)
@@ -276,7 +279,7 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
 
 
 def _not_all_lossless(gates: Sequence[ServedGate]) -> str:
-    """Which K are not, of those that were tested at one temperature."""
+    """The K at one temperature by the result of the lossless test, where not all passed."""
     results = (
         (False, "do not follow the target's distribution"),
         (True, "follow it"),
@@ -285,7 +288,7 @@ def _not_all_lossless(gates: Sequence[ServedGate]) -> str:
     parts: list[str] = []
     for result, words in results:
         those = [gate for gate in gates if gate.lossless is result]
-        if those:  # how far off, by what they were judged by
+        if those:  # with the largest z of the test that judged them
             sizes = [abs(g.plain_z if g.plain_z is not None else g.text_z or 0.0) for g in those]
             far = "" if result is None else f" (|z| up to {max(sizes):.1f})"
             parts.append(f"those of {_ks(those)} {words}{far}")
@@ -294,7 +297,7 @@ def _not_all_lossless(gates: Sequence[ServedGate]) -> str:
 
 
 def _ks(gates: Sequence[ServedGate]) -> str:
-    """As "plain decoding, K=1 and K=2"."""
+    """The K of the gates, as "plain decoding, K=1 and K=2"."""
     return _listed(["plain decoding" if gate.k == 0 else f"K={gate.k}" for gate in gates])
 
 
@@ -308,7 +311,7 @@ def _rounds(gates: Sequence[ServedGate]) -> str:
 
 
 def _memory(memory: ServedMemory) -> Iterator[str]:
-    """What the draft adds to the target's memory on this server, where that is worth a sentence."""
+    """The memory that the draft takes on this server, where it is a notable share."""
     requests = f"{fmt.count(memory.slots)} request{'s' if memory.slots > 1 else ''}"
     kind = f" in {memory.kv_type}" if memory.kv_type else ""
     tokens = memory.slots * memory.context_tokens

@@ -1,7 +1,7 @@
 """The sentences of a verdict: which draft and K to serve, the reason, and what to do next.
 
-`of_answers` and its like are what a command's page says first, `after_answers` and its like what it
-has next; `reporting.pages` names them.
+Functions named `of_...` return the verdicts of a command's page, functions named `after_...` its
+next step; `reporting.pages` names them.
 """
 
 import shlex
@@ -30,12 +30,12 @@ OF_THE_RUN: frozenset[VerdictReason] = frozenset(
     }
 )
 NOT_PLAIN_TEXTS = frozenset[VerdictReason](("greedy_texts_differ", "server_not_lossless"))
-ALONE = "one request at a time"  # of our own loop's numbers, always
+ALONE = "one request at a time"  # the load of the harness's own loop
 SYNTHETIC_ONLY = "It holds at the synthetic acceptance only."
 
 
 def of_answers(summary: Summary) -> tuple[str, ...]:
-    """The headline first; then why other rows of the grid speculate not, or not yet."""
+    """The headline, then the reasons why other rows of the grid have no draft to serve."""
     shown = grid.marked(summary)
     if shown is None:
         return (_no_verdict(summary),)
@@ -52,28 +52,33 @@ def of_answers(summary: Summary) -> tuple[str, ...]:
 
 
 def _other_engine(summary: Summary, shown: grid.Marked) -> str:
-    """What carries over to the first engine that was not timed; of such a headline our own loop."""
+    """The answer of the first engine that was not timed, next to the headline of a timed one.
+
+    Where the headline is of an engine that was not timed, it is the answer of the timed one.
+    """
     at = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
     other = next((row for row in at if row.answer.timed != shown.answer.timed), None)
     if other is None:
         return ""
     if other.answer.timed:
-        return _own(summary, other.answer)
+        return _timed_answer(summary, other.answer)
     draft, k = other.answer.named
     known = {"draft": None if draft == shown.answer.named[0] else draft, "k": k}
     answer = replace(other.answer, reason_values=known)
-    return f"On {other.engines}: {_what(answer)} {_reason(answer)}."
+    return f"On {other.engines}: {_decision(answer)} {_reason(answer)}."
 
 
 def _no_engine(summary: Summary, shown: grid.Marked) -> str:
-    """That no engine has the draft which the headline serves, and what looks best of the others."""
+    """The sentence that no engine has the headline's draft, with the best draft that one has."""
     temperature = shown.row.temperature
     if not shown.row.no_engine or not shown.answer.speculates:
         return ""
     board = first(summary.leaderboards, rule=summary.run.sampling.rule, temperature=temperature)
     rows = board.rows if board else ()
-    had = (row for row in rows if row.draft and grid.engines_with(summary, row.draft, temperature))
-    best = next(had, None)
+    available = (
+        row for row in rows if row.draft and grid.engines_with(summary, row.draft, temperature)
+    )
+    best = next(available, None)
     if best is None:
         return f"No engine here has {shown.answer.draft}."
     return (
@@ -82,15 +87,15 @@ def _no_engine(summary: Summary, shown: grid.Marked) -> str:
     )
 
 
-def _own(summary: Summary, answer: Answer) -> str:
-    """What was decided for our own loop, next to the headline of another engine."""
-    return f"{_capital(_place(summary, answer))}, {ALONE}: {_what(answer)} {_reason(answer)}."
+def _timed_answer(summary: Summary, answer: Answer) -> str:
+    """The answer of the engine that was timed, next to the headline of another engine."""
+    return f"{_capital(_place(summary, answer))}, {ALONE}: {_decision(answer)} {_reason(answer)}."
 
 
 def _other_refusals(summary: Summary, shown: grid.Marked) -> Iterator[str]:
-    """Why other rows have no draft; a reason that holds for the whole run is given once.
+    """The reasons why other rows have no draft to serve; a reason of the whole run is given once.
 
-    Of engines that were not timed the grid says what carries over.
+    Engines that were not timed have no sentence here: their row in the grid is enough.
     """
     given = {shown.answer.reason}
     for row in grid.rows(summary):
@@ -105,7 +110,7 @@ def _other_refusals(summary: Summary, shown: grid.Marked) -> Iterator[str]:
 
 
 def headline(summary: Summary, shown: grid.Marked) -> str:
-    """What is known of the marked row's engine, and why.
+    """The headline: the decision of the marked row's engine, and the reason.
 
     "On the harness's loop on this machine, one request at a time, temperature 0: serve small at
     K=3, 1.42x [1.36, 1.48], measured on held-out prompts." "On your server (llama.cpp), one request
@@ -122,11 +127,11 @@ def headline(summary: Summary, shown: grid.Marked) -> str:
     why = _reason(answer)
     if answer.visits is not None:
         why += f" (in {answer.visits.timed} of {answer.visits.asked} visits)"
-    return f"{_capital(where)}: {_what(answer)} {why}."
+    return f"{_capital(where)}: {_decision(answer)} {why}."
 
 
 def _place(summary: Summary, answer: Answer) -> str:
-    """Where an answer holds, as "on your server (llama.cpp)"."""
+    """The engine of an answer, as "on your server (llama.cpp)"."""
     if answer.engine is None:
         return f"at {grid.GIVEN}"
     spec = spec_of(answer.engine)
@@ -140,8 +145,8 @@ def _place(summary: Summary, answer: Answer) -> str:
     return f"on {spec.title}" if elsewhere else f"on {spec.title} on this machine"
 
 
-def _what(answer: Answer) -> str:
-    """What to do, with the mark that the reason follows."""
+def _decision(answer: Answer) -> str:
+    """The decision, with the punctuation before its reason."""
     if answer.speculates:
         return f"serve {answer.draft} at K={answer.k},"
     return f"{grid.DECISIONS[answer.decision]};"
@@ -161,7 +166,7 @@ def _not_timed(entry: Answer, values: Quoted) -> str:
 
 
 def cost_that_pays(emitted: RoundTokens) -> str:
-    """What a round emits, and below which cost it pays: "2.90 [2.71, 3.10] tokens a round, ..."."""
+    """The tokens per round, and the cost below which it pays: "2.90 [2.71, 3.10] tokens a ..."."""
     lo, hi = emitted.tokens_per_round_lo, emitted.tokens_per_round_hi
     tokens = fmt.decimal(emitted.tokens_per_round)
     if lo is not None and hi is not None:
@@ -173,7 +178,7 @@ def cost_that_pays(emitted: RoundTokens) -> str:
 
 
 def how_known(answer: Answer) -> str:
-    """Where the speedup comes from, and under which acceptance rule if that matters."""
+    """The evidence of a speedup, with the acceptance rule above temperature 0."""
     if answer.source == "measured":
         return "measured on held-out prompts"
     known = "predicted on held-out prompts by replay"
@@ -187,7 +192,7 @@ def _capital(text: str) -> str:
 
 
 def verdict(entry: Answer, source: str = "the numbers given") -> str:
-    """A break-even's verdict as a sentence: what to do, then why, and what it is from."""
+    """The verdict of a break-even in one sentence: the decision, its reason and its source."""
     answer = {"speculate": "Serve the draft at K={k}", "undecided": "Undecided"}
     start = answer.get(entry.decision, "Do not speculate").format(k=entry.k)
     interval = "no interval" if entry.speedup_lo is None else "interval by the number of requests"
@@ -195,7 +200,7 @@ def verdict(entry: Answer, source: str = "the numbers given") -> str:
 
 
 def gain(summary: Summary) -> str | None:
-    """What speculation needs and could give at most, by the times alone; None without any."""
+    """The alpha that speculation needs and the largest possible speedup; None without times."""
     if not summary.ceilings:
         return None
     typed = any(times.source == "typed" for times in summary.round_times)
@@ -339,12 +344,12 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
 
 
 def _no_verdict(summary: Summary) -> str:
-    """Why nothing is decided on the engine that was asked for."""
+    """The reason why there is no answer for the engine that was asked for."""
     if summary.answers and summary.run.serve_on:
         server, own = spec_of(summary.run.serve_on).in_headlines, summary.answers[0]
         return (
             f"Not known for {server}: this run has no tokens per round by its acceptance rule, of"
-            f" a draft that it has. {_own(summary, own)}"
+            f" a draft that it has. {_timed_answer(summary, own)}"
         )
     if summary.served is not None and summary.run.status == "complete":
         lacking = "the records do not say what decoding took"
@@ -355,14 +360,14 @@ def _no_verdict(summary: Summary) -> str:
 
 
 def of_times(summary: Summary) -> tuple[str, ...]:
-    """What a measured acceptance comes to; what speculation needs and could give at most."""
+    """The verdict on a given acceptance, then what speculation needs and could give at most."""
     decided = () if summary.headline is None else (verdict(summary.headline),)
     possible = gain(summary)
     return decided if possible is None else (*decided, possible)
 
 
 def of_checks(summary: Summary) -> tuple[str, ...]:
-    """How a snapshot ended; nothing where nothing was checked."""
+    """The outcome of a snapshot; empty where nothing was checked."""
     checks = snapshot_checks(summary)
     if not checks:
         return ()
@@ -370,7 +375,7 @@ def of_checks(summary: Summary) -> tuple[str, ...]:
 
 
 def of_counters(summary: Summary) -> tuple[str, ...]:
-    """What a running server counted, and which K pays where times of rounds are known."""
+    """The counters of a running server, and which K pays where times of rounds are known."""
     if summary.running is None:
         return ()
     source = "the counters and the times given"
@@ -379,12 +384,12 @@ def of_counters(summary: Summary) -> tuple[str, ...]:
 
 
 def of_a_plan(summary: Summary) -> tuple[str, ...]:
-    """Which choice meets the goal, and on how many cards."""
+    """The choice that meets the goal, and its number of cards."""
     return () if summary.plan is None else plan.verdicts(summary.plan)
 
 
 def of_a_comparison(summary: Summary) -> tuple[str, ...]:
-    """Each compared run in a sentence."""
+    """A sentence for each compared run."""
     return () if summary.comparison is None else comparison.verdicts(summary.comparison)
 
 
@@ -402,7 +407,7 @@ def snapshot_result(results: Sequence[CheckResult]) -> CheckResult:
 
 
 def _checked(summary: Summary) -> str:
-    """What a snapshot's checks are of, as "on the harness's loop, K=4, temperature 0"."""
+    """The cells that a snapshot checked, as "on the harness's loop, K=4, temperature 0"."""
     tests = summary.distribution_tests
     ks = sorted({check.k for check in (*summary.text_checks, *tests)})
     temperatures = {test.temperature for test in tests} | {GREEDY for _ in summary.text_checks[:1]}
@@ -411,9 +416,9 @@ def _checked(summary: Summary) -> str:
 
 
 def snapshot(results: Sequence[CheckResult], where: str, sampled: bool) -> str:
-    """The snapshot's outcome, what was checked, and the number of checks that had each result.
+    """The outcome of a snapshot, the cells that it checked, and the number of checks by result.
 
-    sampled: whether distributions were tested, which may fail to show a difference that is there.
+    `sampled` is whether distributions were tested: such a test may miss a difference.
     """
     outcome = snapshot_result(results)
     rare = (word for word in ("OPEN", "UNJUDGED", "UNTESTED") if word in results)
@@ -443,7 +448,7 @@ def snapshot(results: Sequence[CheckResult], where: str, sampled: bool) -> str:
 
 @dataclass(frozen=True)
 class NextStep:
-    """What to do next, with the whole command that does it where there is one."""
+    """The next step of a report, with the command that does it where there is one."""
 
     text: str
     command: str = ""  # quoted for a shell
@@ -455,11 +460,11 @@ OTHER_DRAFT = NextStep("measure another draft on this server (draft=...)")
 
 
 def nothing_next(_: Summary) -> None:
-    """Of a page whose answer says it all."""
+    """No next step."""
 
 
 def after_arithmetic(summary: Summary) -> NextStep | None:
-    """A sweep, unless no alpha would pay."""
+    """A sweep, which measures alpha; None where no alpha would pay."""
     if not any(ceiling.breakeven_alpha is not None for ceiling in summary.ceilings):
         return None
     keys = "model=ORG/TARGET draft=ORG/DRAFT"
@@ -467,7 +472,7 @@ def after_arithmetic(summary: Summary) -> NextStep | None:
 
 
 def after_counters(summary: Summary) -> NextStep | None:
-    """The times of rounds, where these are not known."""
+    """The times of rounds, which say which K pays; None where they are known."""
     if summary.running is None or summary.round_times or not summary.from_acceptance:
         return None
     asked = "python -m harness.report metrics=URL latency_from=SERVER_RUN"
@@ -475,7 +480,7 @@ def after_counters(summary: Summary) -> NextStep | None:
 
 
 def after_a_profile(summary: Summary) -> NextStep:
-    """A sweep of the pair."""
+    """A sweep of the pair, which measures its alpha."""
     draft = summary.run.draft
     pair = None if draft is None else serving.draft_keys(summary, draft)
     sweep = "" if pair is None else _sweep(summary, pair)
@@ -483,7 +488,7 @@ def after_a_profile(summary: Summary) -> NextStep:
 
 
 def after_answers(summary: Summary) -> NextStep | None:
-    """What to do with the headline's answer; None where it says it all, or is open."""
+    """The next step after the headline's answer; None where it is open or needs none."""
     answer = _decided(summary)
     if answer is None:
         return None
@@ -502,7 +507,7 @@ def after_answers(summary: Summary) -> NextStep | None:
 
 
 def after_an_audition(summary: Summary) -> NextStep | None:
-    """How to measure what an audition predicts; other drafts where none pays."""
+    """The measurement of what an audition predicts, or other drafts where none pays."""
     answer = _decided(summary)
     if answer is None:
         return None
@@ -523,7 +528,7 @@ def after_an_audition(summary: Summary) -> NextStep | None:
 
 
 def _decided(summary: Summary) -> Answer | None:
-    """The headline's answer, where it is one to act on."""
+    """The headline's answer; None where it is open or the weights are random."""
     shown = grid.marked(summary)
     if shown is None or summary.run.dummies:
         return None
@@ -532,11 +537,11 @@ def _decided(summary: Summary) -> Answer | None:
 
 
 def _other_draft(summary: Summary) -> NextStep:
-    """An audition, at the costs of the server that was measured where these price other drafts."""
+    """An audition of other drafts, at the measured server's costs where these hold for them."""
     keys = f"{serving.model_keys(summary)} drafts=auto{serving.other_keys(summary)}"
     measured = summary.served
     if measured is not None and measured.costs and measured.engine != OWN.name:
-        # Rounds of a look-up or a head price no other kind of draft
+        # The costs of rounds with a look-up or a head do not hold for another kind of draft
         if kind_of(summary.run.draft, summary.run.models) not in ("model", "copy"):
             return OTHER_DRAFT
         keys = f"{keys} {_at_its_costs(summary, measured)}"
@@ -544,7 +549,7 @@ def _other_draft(summary: Summary) -> NextStep:
 
 
 def _measured_there(summary: Summary, answer: Answer) -> NextStep | None:
-    """How to measure on the server whose rounds, or texts, a prediction is by; None without one."""
+    """The measurement on the server whose round times or texts a prediction is from, if any."""
     if answer.run is not None:
         measure = serving.measure_command(summary, str(answer.engine), answer)
         return None if measure is None else NextStep("measure what is predicted", measure)
@@ -559,14 +564,14 @@ def _measured_there(summary: Summary, answer: Answer) -> NextStep | None:
 
 
 def _at_its_costs(summary: Summary, measured: ServedSummary) -> str:
-    """The keys of an audition priced by a server run: only the K and temperatures it timed."""
+    """The keys of an audition at a server run's costs: the K and temperatures that it timed."""
     lossy = {
         answer.temperature
         for answer in summary.answers
         if answer.engine == measured.engine and answer.reason in NOT_PLAIN_TEXTS
     }
     costs = [each for each in measured.costs if each.temperature not in lossy] or measured.costs
-    # Those of every temperature
+    # The K that were timed at every temperature
     ks = sorted(set.intersection(*({k for k in each.round_s if k} for each in costs)))
     temperatures = ",".join(f"{each.temperature:g}" for each in costs)
     words = [

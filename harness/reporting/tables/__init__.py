@@ -1,4 +1,4 @@
-"""Tables of a summary, one module a subject; `reporting.pages` says which command shows which.
+"""Tables of a summary, a module for each subject; `reporting.pages` has the tables of each command.
 
-`specification` says what a table is. To add a column, add a `Column` to the subject's tuple.
+`specification` has the types. To add a column, add a `Column` to the subject's tuple.
 """

@@ -1,4 +1,4 @@
-"""The first screen's tables: the grid of answers, and the prompt sets one by one."""
+"""The grid of answers, tokens per round on other engines, and an audition's ranking."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,13 +21,13 @@ from harness.serving.drafts import kind_of
 from harness.serving.engines import drafts_alike, spec_of
 from harness.summary import LeaderboardRow, RoundTokens, Summary
 
-MOST_ROWS = 9  # of the grid on the console
+MOST_ROWS = 9  # rows of the grid on the console
 
 
-class Line(NamedTuple):
-    """A row of the grid, and whether the headline is its.
+class GridLine(NamedTuple):
+    """A row of the grid, and whether it is the headline's.
 
-    Where there is little room, engines that were not timed are `minor` at other temperatures.
+    Engines that were not timed are `minor` at other temperatures: a short grid leaves them out.
     """
 
     row: grid.GridRow
@@ -40,7 +40,7 @@ class Line(NamedTuple):
         return f"{f'{grid.MARK} ' if self.marked else '  '}{fmt.temperature(self.row.temperature)}"
 
 
-GRID: tuple[Column[Line], ...] = (
+GRID: tuple[Column[GridLine], ...] = (
     Column("T", lambda line: line.temperature, key=True),
     Column("engines", lambda line: line.row.engines, key=True, flexible=True),
     Column("serve", lambda line: line.row.serve, flexible=True),
@@ -54,8 +54,8 @@ COST_NOTE = "cost: time of a round in plain tokens."
 
 
 def grid_table(summary: Summary) -> Table:
-    """Every temperature and kind of engine, with a column for each of a few prompt sets."""
-    lines = _lines(summary)
+    """The grid of answers, with a column for each prompt set where these are few."""
+    lines = _grid_lines(summary)
     names = list(dict.fromkeys(answer.prompt_set for line in lines for answer in line.row.sets))
     alone = names if 1 < len(names) <= grid.MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
@@ -65,8 +65,8 @@ def grid_table(summary: Summary) -> Table:
 
 
 def short_grid(summary: Summary) -> Table:
-    """The workload's answers in few lines: of many rows those of the marked row's server."""
-    every, shown = [line for line in _lines(summary) if not line.minor], grid.marked(summary)
+    """The grid in few rows: where there are many, those of the headline's engine."""
+    every, shown = [line for line in _grid_lines(summary) if not line.minor], grid.marked(summary)
     lines = every
     if shown is not None and len(every) > MOST_ROWS:
         lines = [line for line in every if shown.answer.engine in line.row.servers]
@@ -82,24 +82,26 @@ def short_grid(summary: Summary) -> Table:
 
 
 def timed_grid(summary: Summary) -> Table:
-    """Of an audition, whose ranking is the answer and needs the room, those of what was timed."""
-    lines = [line for line in _lines(summary) if line.marked or line.row.answer.timed]
+    """The rows of the timed engine and of the headline: an audition's ranking needs the space."""
+    lines = [line for line in _grid_lines(summary) if line.marked or line.row.answer.timed]
     return _grid(GRID, lines, _grid_notes(lines, summary))
 
 
-def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterable[str]) -> Table:
-    """The rows, the marked one bold as well."""
+def _grid(
+    columns: Sequence[Column[GridLine]], lines: Sequence[GridLine], notes: Iterable[str]
+) -> Table:
+    """The table of these rows, the marked one bold."""
     made = table(TITLE, columns, lines, notes=tuple(notes))
     pairs = zip(made.rows, lines, strict=True)
     rows = tuple(replace(row, best=line.marked, minor=line.minor) for row, line in pairs)
     return replace(made, rows=rows)
 
 
-def _lines(summary: Summary) -> list[Line]:
+def _grid_lines(summary: Summary) -> list[GridLine]:
     shown = grid.marked(summary)
     first_shown = None if shown is None else shown.row
     return [
-        Line(
+        GridLine(
             row,
             row == first_shown,
             first_shown is not None
@@ -118,7 +120,7 @@ def _shares(summary: Summary) -> Iterator[str]:
         yield f"Share of each prompt set in the workload: {shares}."
 
 
-def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
+def _grid_notes(lines: Sequence[GridLine], summary: Summary) -> Iterator[str]:
     elsewhere = {(line.row.engines, line.row.answer.run): None for line in lines}
     for engines, run in elsewhere:
         if run is not None:
@@ -128,11 +130,11 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
         yield NO_DRAFT_NOTE
     if any(answer.decision == "not_measured" for answer in answers):
         yield COST_NOTE
-    yield from _lacking(summary)
+    yield from _faster_elsewhere(summary)
 
 
-def _lacking(summary: Summary) -> Iterator[str]:
-    """The drafts that look faster here, and that the headline's engine does not have."""
+def _faster_elsewhere(summary: Summary) -> Iterator[str]:
+    """A note on drafts that rank higher and that the headline's engine does not have."""
     shown = grid.marked(summary)
     if shown is None or shown.answer.timed or shown.answer.engine is None:
         return
@@ -148,8 +150,8 @@ def _lacking(summary: Summary) -> Iterator[str]:
         yield f"Faster here, but not available on {engine.in_rows}: {', '.join(faster)}."
 
 
-def _words_of_set(line: Line, name: str) -> str | None:
-    """What to serve to one prompt set, with the speedup where a draft pays."""
+def _words_of_set(line: GridLine, name: str) -> str | None:
+    """The answer of one prompt set, with the speedup where a draft pays."""
     answer = first(line.row.sets, prompt_set=name)
     if answer is None:
         return None
@@ -164,7 +166,7 @@ EMITS_NOTE = (
 
 
 def emits_table(summary: Summary) -> Table:
-    """What carries over to engines whose rounds were not timed: tokens per round at every K."""
+    """The tokens per round at every K on engines whose rounds were not timed."""
     rows = [row for row in grid.rows(summary) if not row.answer.timed]
     emitted = {(id(row), each.k): each for row in rows for each in row.answer.rounds}
     columns: tuple[Column[grid.GridRow], ...] = (
@@ -203,7 +205,7 @@ DRAFTS: tuple[Column[LeaderboardRow], ...] = (
 
 
 def drafts_table(summary: Summary) -> Table:
-    """An audition's ranking where the marked row is: each draft at the K that looks best."""
+    """An audition's ranking at the headline's temperature: each draft at its fastest K."""
     shown = grid.marked(summary)
     if shown is None:
         return table("", DRAFTS, ())

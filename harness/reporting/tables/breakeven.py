@@ -1,7 +1,7 @@
-"""What two latencies come to: ideal speedup, break-even alpha, and speedup by alpha.
+"""Tables from two latencies: ideal speedup, break-even alpha, and speedup by alpha.
 
-The linear rule of thumb takes an acceptance_rate; given an alpha, as people do, it promises too
-much at every K above 1.
+The linear rule of thumb takes an acceptance_rate. With an alpha in its place, as it is often used,
+it gives too high a speedup at every K above 1.
 """
 
 from harness import formatting as fmt
@@ -25,7 +25,7 @@ IDEAL: tuple[Column[CeilingAtK], ...] = (
 
 
 def _measured_columns(summary: Summary) -> tuple[Column[ResultRow], ...]:
-    """Where a server measured its own speedups, those, next to what is computed."""
+    """The columns of a given acceptance, with the speedups that a server measured, if any."""
     server = summary.server_speedups
     computed = "predicted\nspeedup" if server else "speedup"
     return (
@@ -66,7 +66,7 @@ RULES_NOTES = (
 
 
 def ideal_table(summary: Summary) -> Table:
-    """Per K: the speedup at alpha = 1, and the alpha below which it loses."""
+    """The speedup at alpha = 1 and the break-even alpha, by K."""
     title = "What each K could gain, and the alpha it needs"
     timed = [entry for entry in summary.round_times if entry.source == "rounds"]
     between = [
@@ -77,7 +77,7 @@ def ideal_table(summary: Summary) -> Table:
 
 
 def measured_table(summary: Summary) -> Table:
-    """What an acceptance measured elsewhere comes to; no model of the text behind it."""
+    """The speedups that follow from an acceptance measured elsewhere, without the iid model."""
     title, columns = "From the acceptance that was given", _measured_columns(summary)
     server = summary.server_speedups
     computed = "predicted speedup" if server else "speedup"
@@ -86,7 +86,7 @@ def measured_table(summary: Summary) -> Table:
 
 
 def rules_table(summary: Summary) -> Table:
-    """Speedup per alpha and K, and the best K."""
+    """The speedup by alpha and K, and the best K."""
     rows = summary.speedups_by_k
     ks = sorted({k for row in rows for k in row.speedups})
     columns: tuple[Column[SpeedupByK], ...] = (
@@ -98,5 +98,5 @@ def rules_table(summary: Summary) -> Table:
 
 
 def thumb_table(summary: Summary) -> Table:
-    """Rules of thumb in circulation, each next to what the numbers come to."""
+    """Common rules of thumb, each next to the result of the arithmetic."""
     return table("Rules of thumb", THUMBS, summary.rules_of_thumb, notes=(THUMB_NOTE,))

@@ -1,4 +1,4 @@
-"""One target on several cards: measured on each, or modelled by data sheets; a run's cost."""
+"""A target on several cards, measured or modelled from data sheets, and the cost of a run."""
 
 from collections.abc import Sequence
 
@@ -43,7 +43,7 @@ SERVE_NOTE = (
     " of this report is that of {card}."
 )
 SPENT_NOTE = "rented, spent: of the containers that measured this, at the card's price alone."
-BRIEF = ("card", "fits", "c", "best K", "speedup")  # ends of the titles that are shown first
+BRIEF = ("card", "fits", "c", "best K", "speedup")  # endings of the titles in the brief table
 MODELLED_NOTES = (
     "modelled, not measured: every forward at the longer of bytes read / bandwidth and operations /"
     " bf16 rate (both from the data sheet), experts touched under uniform routing. Engines are"
@@ -55,7 +55,7 @@ MODELLED_NOTES = (
 
 
 def card_tables(summary: Summary) -> list[Table]:
-    """The cards, best first, temperature by temperature."""
+    """The measured cards, best first, a table for each temperature."""
     notes = [PLACE_NOTE, *(SERVE_NOTE.format(card=row.card) for row in summary.cards[:1])]
     if any(row.rented_s is not None for row in summary.cards):
         notes.append(SPENT_NOTE)
@@ -75,9 +75,9 @@ def card_tables(summary: Summary) -> list[Table]:
 def cards_table(
     cards: Sequence[PlannedCard], request: PlanRequest, chosen: str | None, *, brief: bool
 ) -> Table:
-    """The pair on cards that are not at hand.
+    """The pair on cards, modelled from data sheets.
 
-    `chosen` is the card that gpu= names, which says so. `brief` leaves out all but c and the gains.
+    `chosen` is the card that gpu= names, which is marked. With `brief` only c and the gains stay.
     """
     columns: tuple[Column[PlannedCard], ...] = (
         Column("card", lambda p: f"{p.card} (gpu=)" if p.card == chosen else p.card, key=True),
@@ -99,7 +99,7 @@ def cards_table(
 
 
 def _gain_columns(index: int, alpha: float) -> tuple[Column[PlannedCard], ...]:
-    """What speculation gains on each card at one alpha."""
+    """The columns of the gains from speculation on each card at one alpha."""
     at = f"alpha {alpha:g}:\n"
 
     def stops_at(plan: PlannedCard) -> float | str | None:
@@ -144,5 +144,5 @@ COSTS: tuple[Column[Estimate], ...] = (
 
 
 def cost_table(estimates: Sequence[Estimate]) -> Table:
-    """One row per card, cheapest first."""
+    """The modelled time and cost of a run, a row for each card, cheapest first."""
     return table("Time and cost (modelled)", COSTS, estimates, notes=(COST_NOTE,))

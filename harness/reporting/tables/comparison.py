@@ -1,4 +1,4 @@
-"""Compared runs: the table of cells, the settings that differ, and the sentences about both."""
+"""Tables of compared runs: the runs, their engines, the cells, and the settings that differ."""
 
 from harness import formatting as fmt
 from harness.reporting.tables.specification import Column, Table, table
@@ -59,7 +59,7 @@ HOLM_NOTE = (
 
 
 def comparison_tables(summary: Summary) -> list[Table]:
-    """Engines side by side, one table per compared run, then in what the runs differ."""
+    """The runs, their engines, the cells of each compared run, and the settings that differ."""
     compared = summary.comparison
     if compared is None:
         return []
@@ -88,9 +88,9 @@ def _weights(run: RunCompared) -> str:
 
 
 def brief_tables(summary: Summary) -> list[Table]:
-    """What the runs are; engines, one request at a time; the whole workload at every K above 0.
+    """The runs; their engines at one request at a time; the whole workload at every K above 0.
 
-    Engines stand without the runs' names where engine and version tell the runs apart.
+    The table of engines has no names of runs where engine and version distinguish the runs.
     """
     compared = summary.comparison
     if compared is None:
@@ -111,5 +111,5 @@ def brief_tables(summary: Summary) -> list[Table]:
 
 
 def _by_cell(compared: Comparison) -> list[EngineRow]:
-    """Engines next to each other at each temperature, K and load."""
+    """The rows of engines by temperature, K and concurrency."""
     return sorted(compared.engines, key=lambda row: (row.temperature, row.k, row.concurrency))

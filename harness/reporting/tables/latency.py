@@ -1,4 +1,4 @@
-"""What rounds and steps cost: R(K), each model alone, v(n), bounds, rounds in parts.
+"""Tables of the costs of rounds and steps: R(K), each model alone, v(n), bounds, round parts.
 
 v(n) is a target forward over n positions / a target step of the same context and batch.
 """
@@ -6,7 +6,7 @@ v(n) is a target forward over n positions / a target step of the same context an
 from typing import NamedTuple
 
 from harness import formatting as fmt
-from harness.records import VERIFY_AND_ACCEPT, LatencyRow, ResultRow, first, grouped
+from harness.records import VERIFY_AND_ACCEPT, ResultRow, first, grouped
 from harness.reporting import grid
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, columns_by, table
@@ -95,7 +95,7 @@ def alone_table(summary: Summary) -> Table:
 
 
 def rounds_table(summary: Summary) -> Table:
-    """A plain token, and what a round costs of it, by draft and temperature: what predicts."""
+    """R(0) and R(K) / R(0), the costs behind predictions, by draft and temperature."""
     timed = sorted(summary.round_times, key=lambda times: times.temperature or 0.0)
     ks = sorted({k for times in timed for k in times.round_s})
     columns: tuple[Column[RoundSummary], ...] = (
@@ -119,12 +119,12 @@ def _cost(times: RoundSummary, k: int) -> float | None:
     return times.relative(k) if k in times.round_s else None
 
 
-def _where(timed: LatencyRow | StepCurve | Unstable) -> tuple[int | None, int | None]:
+def _context_and_batch(timed: StepCurve | Unstable) -> tuple[int | None, int | None]:
     return timed.context_tokens, timed.batch
 
 
 def bounds_table(summary: Summary) -> Table:
-    """What a step's time goes to, per model and context at batch 1."""
+    """The shares of a step's time by model and context: reading, arithmetic and overhead."""
     notes = (
         _floor_note(summary),
         *BOUND_NOTES,
@@ -175,12 +175,12 @@ TOGETHER_NOTE = (
 
 
 def fastest_round(summary: Summary) -> RoundBreakdown | None:
-    """The K whose rounds were fastest: the one that the waterfall is of."""
+    """The round parts at the K with the largest speedup, which the waterfall shows."""
     return max(summary.rounds, key=lambda entry: entry.speedup, default=None)
 
 
 def named_waterfall(entry: RoundBreakdown) -> list[tuple[str, WaterfallStep]]:
-    """Each step of the waterfall with its cause in words."""
+    """The steps of the waterfall, each with its cause as text."""
     verify = next((p.name for p in entry.parts if p.name.startswith("verify")), "verify")
     causes = CAUSES | {
         "draft": "drafting costs {} plain tokens",
@@ -194,7 +194,7 @@ def named_waterfall(entry: RoundBreakdown) -> list[tuple[str, WaterfallStep]]:
 
 
 def waterfall_table(summary: Summary) -> Table:
-    """From ideal to that of the timed rounds, for the K whose rounds were fastest."""
+    """The steps from the ideal speedup to that of the timed rounds, at the fastest K."""
     entry = fastest_round(summary)
     if entry is None:
         return table("", FALL, ())
@@ -209,7 +209,7 @@ def waterfall_table(summary: Summary) -> Table:
 
 
 def parts_table(summary: Summary) -> Table:
-    """One row per K, one column per part."""
+    """The times of a round's parts, a row for each K."""
     names = dict.fromkeys(part.name for entry in summary.rounds for part in entry.parts)
     columns: tuple[Column[RoundBreakdown], ...] = (
         Column("K", lambda entry: entry.k, fmt.count, key=True),
@@ -251,7 +251,7 @@ CURVE_NOTE = (
 
 
 def curve_table(summary: Summary) -> Table:
-    """One row per timed context and batch: both steps and the curve."""
+    """The steps of both models and v(n), a row for each timed context and batch."""
     curves = summary.step_curves
     longest = max((len(curve.verify_s) for curve in curves), default=0)
     columns: tuple[Column[StepCurve], ...] = (
@@ -263,7 +263,13 @@ def curve_table(summary: Summary) -> Table:
         Column("draft\nMBU", lambda curve: curve.draft_mbu, fmt.decimal),
         Column("c", lambda curve: curve.c, fmt.decimal),
         *columns_by(range(2, longest + 1), "v({})", _v, fmt.decimal, definition="v(n)"),
-        stability.column(lambda c: first(e for e in summary.unstable if _where(e) == _where(c))),
+        stability.column(
+            lambda curve: first(
+                entry
+                for entry in summary.unstable
+                if _context_and_batch(entry) == _context_and_batch(curve)
+            )
+        ),
     )
     not_timed = (
         f"not timed (context x batch"

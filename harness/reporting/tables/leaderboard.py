@@ -1,7 +1,7 @@
-"""Which draft to serve: ranked per acceptance rule, judged per prompt set and category.
+"""Tables of drafts: the leaderboards, the answer of each prompt set, the costs of each draft.
 
-A leaderboard holds for the engines that accept by its rule, and not speculating is a row of it.
-Rules whose rows are alike to the last digit shown (at temperature 0 all are) share one.
+A leaderboard holds for the engines that accept by its rule, and plain decoding is one of its rows.
+Rules with the same rows share a leaderboard; at temperature 0 all rules do.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,39 +26,35 @@ from harness.summary import (
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
 PLAIN = grid.DECISIONS["does_not_pay"]
-# Of a draft that none of a ranking's engines has, and another engine has
+# Marks a draft that another engine has, but none of the ranking's engines
 NOT_THESE = "none of these engines"
-CORRECTED = "corrected"  # of the row that has a verdict's speedup
+CORRECTED = "corrected"  # marks the row that has the verdict's speedup
 
 
 class Board(NamedTuple):
-    """One leaderboard and the rules that it holds for.
+    """A leaderboard, and the acceptance rules that it holds for."""
 
-    `marks` are of its drafts that none of its engines has; `best` is the first of the others, or
-    plain decoding, where the rounds that were timed accept by its rules.
-    """
-
-    place: str  # at whose round times the speedups are
-    own: bool  # whether what was timed there accepts so
+    place: str  # the engine whose round times the speedups are from, as "on vLLM"
+    own: bool  # whether the rounds that were timed accept by one of its rules
     rules: tuple[Rule, ...]
-    every_rule: bool  # whether it holds for every rule that was replayed, of several
+    every_rule: bool  # whether it holds for every rule that was replayed, if these are several
     engines: tuple[str, ...]
     temperature: float
     rows: tuple[LeaderboardRow, ...]
-    marks: Mapping[str, str]
+    marks: Mapping[str, str]  # by draft that none of its engines has
 
     @property
     def best(self) -> LeaderboardRow | None:
-        """The fastest that an engine has; None without one, or where no timed round accepts so."""
+        """The fastest row that its engines have; None where no timed round accepts by its rules."""
         served = (row for row in self.rows if row.draft not in self.marks)
         return next(served, None) if self.own else None
 
     @property
     def name(self) -> str:
-        """As "on the harness's loop at temperature 1, accepted as on mlx-lm".
+        """Engine, temperature and rules: "on vLLM at temperature 1, accepted as on mlx-lm".
 
-        By any rule where they all rank alike; by a rule that no timed round accepted by, "if
-        accepted as on mlx-lm".
+        It ends in "accepted by any rule" where all rules have the same rows, and in "if accepted as
+        on mlx-lm" where no timed round accepts by its rules.
         """
         names = ", ".join(grid.engines_by_rule()[rule] for rule in self.rules)
         accepted = f"accepted as on {names}" if self.own else f"if accepted as on {names}"
@@ -67,12 +63,12 @@ class Board(NamedTuple):
 
     @property
     def acceptance(self) -> str:
-        """How these engines accept, in words."""
+        """The acceptance rules as text."""
         return "; ".join(ACCEPTANCE_RULES[rule].phrase for rule in self.rules)
 
 
 class DraftCosts(NamedTuple):
-    """What one draft takes of time and memory; None where it was not measured."""
+    """The step times and the memory of one draft; None where they were not measured."""
 
     draft: str
     step: StepSummary | None
@@ -81,18 +77,18 @@ class DraftCosts(NamedTuple):
 
 
 def breakeven(row: LeaderboardRow) -> Value:
-    """The alpha that a draft needs at its K; None of a look-up, and of none."""
+    """The break-even alpha of a draft at its K; None for a look-up and for plain decoding."""
     if row.draft is None or looks_up(row.draft) or row.alpha is None:
         return None
     return fmt.NO_ROOT if row.breakeven_alpha is None else row.breakeven_alpha
 
 
 def name_of(row: LeaderboardRow, marks: Mapping[str, str]) -> str:
-    """A draft, with its mark; or that there is none."""
+    """The name of a row's draft with its marks, or "do not speculate" for plain decoding."""
     if row.draft is None:
         return PLAIN
-    said = ", ".join(filter(None, (CORRECTED if row.corrected else "", marks.get(row.draft))))
-    return f"{row.draft} ({said})" if said else row.draft
+    remarks = ", ".join(filter(None, (CORRECTED if row.corrected else "", marks.get(row.draft))))
+    return f"{row.draft} ({remarks})" if remarks else row.draft
 
 
 RANK = Column[LeaderboardRow]("rank", lambda row: row.rank, fmt.count, key=True)
@@ -155,10 +151,10 @@ MEMORY_NOTE = (
 
 
 def boards(summary: Summary) -> list[Board]:
-    """The leaderboards under a rule that the page's answers are under, by temperature.
+    """The leaderboards of the rules that matter to the answers, by temperature.
 
-    These are the rule of what was timed, and of the engine that `engine=` names. Rules with the
-    same rows share one.
+    These rules are that of the timed rounds and that of the engine which `engine=` names. Rules
+    with the same rows share a leaderboard.
     """
     ranked = [board for board in summary.leaderboards if board.rows]
     asked: set[Rule | None] = {summary.run.sampling.rule}
@@ -186,7 +182,7 @@ def boards(summary: Summary) -> list[Board]:
 def marks_of(
     summary: Summary, rows: Iterable[LeaderboardRow], temperature: float, rules: Sequence[Rule]
 ) -> dict[str, str]:
-    """Of drafts that none of the engines has which accept by these rules: whether any other has."""
+    """The marks of drafts that no engine has which accepts by one of these rules."""
     marks: dict[str, str] = {}
     for draft in (row.draft for row in rows if row.draft is not None):
         if grid.engines_with(summary, draft, temperature, rules) == ():
@@ -196,7 +192,7 @@ def marks_of(
 
 
 def leaderboard_tables(summary: Summary) -> list[Table]:
-    """One table per leaderboard, the verdict's rule first."""
+    """A table for each leaderboard, the verdict's rule first."""
     made = []
     for board in boards(summary):
         title = f"Predicted {board.name}"
@@ -210,7 +206,7 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             f" {', '.join(board.engines)}: {board.acceptance}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
-            _lines_lack(summary, board),
+            _missing_on_engines(summary, board),
             as_decided(summary, board.rows, board.temperature) if board.own else "",
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
             *dropped_notes(board.rows),
@@ -226,7 +222,7 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
 
 
 def dropped_notes(rows: Iterable[LeaderboardRow]) -> Iterator[str]:
-    """Why a draft was measured no further, and on what its numbers are."""
+    """A note on each draft that was dropped (early elimination)."""
     for row in rows:
         if row.dropped is not None:
             names = " and ".join(name or "plain decoding" for name in row.dropped.slower_than)
@@ -236,8 +232,8 @@ def dropped_notes(rows: Iterable[LeaderboardRow]) -> Iterator[str]:
             )
 
 
-def _lines_lack(summary: Summary, board: Board) -> str:
-    """Which of a ranking's engines lack a draft that others of them have."""
+def _missing_on_engines(summary: Summary, board: Board) -> str:
+    """A note on drafts that some of a ranking's engines have and others do not."""
     lacking: list[str] = []
     named = {name for name, spec in with_lines().items() if spec.rule in board.rules}
     for draft in (row.draft for row in board.rows if row.draft is not None):
@@ -249,7 +245,7 @@ def _lines_lack(summary: Summary, board: Board) -> str:
 
 
 def as_decided(summary: Summary, rows: Iterable[LeaderboardRow], temperature: float) -> str:
-    """Whether the row of the verdict has its number; where not, that number."""
+    """A note on the row of the verdict: it has the corrected speedup, or what that speedup is."""
     own = grid.own_answer(summary, temperature)
     if own is None or own.speedup is None or own.source != "replayed":
         return ""
@@ -261,7 +257,7 @@ def as_decided(summary: Summary, rows: Iterable[LeaderboardRow], temperature: fl
 
 
 def prompt_set_table(summary: Summary) -> Table:
-    """Each prompt set judged alone, where these are too many for columns of the grid."""
+    """The answer of each prompt set, where there are too many for columns of the grid."""
     answers = summary.per_prompt_set
     if len({answer.prompt_set for answer in answers}) <= grid.MOST_SETS:
         answers = ()
@@ -276,7 +272,7 @@ def prompt_set_table(summary: Summary) -> Table:
 
 
 def costs_table(summary: Summary) -> Table:
-    """What each draft takes of time and memory, whatever the rule and the temperature."""
+    """The step times and the memory of each draft."""
     steps = {step.draft: step for step in summary.steps}
     memory = {entry.draft: entry for entry in summary.memory}
     weights = {
@@ -293,7 +289,7 @@ def costs_table(summary: Summary) -> Table:
     notes = (
         STEP_NOTE,
         MEMORY_NOTE if memory else "",
-        _money(summary),
+        _token_prices(summary),
         stability.note(summary, "step"),
     )
     title = "What each draft takes" if len(rows) > 1 else "What the draft takes"
@@ -302,7 +298,7 @@ def costs_table(summary: Summary) -> Table:
 
 
 def _unstable_step(summary: Summary, step: StepSummary | None) -> Unstable | None:
-    """What is wrong with a draft's steps, or with the target's next to them."""
+    """The unstable timing of a draft's step, or of the target's step next to it; or None."""
     if step is None:
         return None
     steps = where(summary.unstable, kind="step", context_tokens=step.context_tokens, batch=1)
@@ -310,13 +306,13 @@ def _unstable_step(summary: Summary, step: StepSummary | None) -> Unstable | Non
 
 
 def ineligible_table(summary: Summary) -> Table:
-    """The drafts that were asked for and have no rank: not for this target, or broken down."""
+    """The drafts that were asked for and have no rank: not for this target, or failed."""
     broken = [replace(f, where=f.draft) for f in summary.failures if f.draft is not None]
     return table("Not ranked", INELIGIBLE, (*summary.ineligible, *broken))
 
 
-def _money(summary: Summary) -> str:
-    """What a token costs on the card, where its price is known."""
+def _token_prices(summary: Summary) -> str:
+    """A note on the price of tokens on the card; "" where it is not known."""
     if summary.price_per_hour_usd is None or summary.plain_usd_per_million_tokens is None:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""A plan: what each choice holds."""
+"""The table of a plan: the rate that each choice serves, and its cards."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from harness.summary import Plan, PlanChoice, Summary
 
 
 def _wait(name: str) -> Callable[[PlanChoice], fmt.Bounded]:
-    """The ms of a wait at the asked rate, with its interval."""
+    """The value of a latency's column: ms at the asked rate, with its interval."""
 
     def value(choice: PlanChoice) -> fmt.Bounded:
         ends = (getattr(choice.at_rate, f"{name}{end}_s", None) for end in ("", "_lo", "_hi"))
@@ -37,7 +37,7 @@ CHOICES: tuple[Column[PlanChoice], ...] = (
         definition="fleet cost",
     ),
 )
-BRIEF = (*CHOICES[:5], *CHOICES[7:8], *CHOICES[9:])  # those that fit a terminal
+BRIEF = (*CHOICES[:5], *CHOICES[7:8], *CHOICES[9:])  # the columns that fit a terminal
 
 
 NOTE = (
@@ -66,7 +66,7 @@ def brief_table(summary: Summary) -> Table:
 
 
 def choices_table(summary: Summary) -> Table:
-    """What each choice holds; none of other runs."""
+    """The choices with their rates, latencies and cards; empty for a run that is not a plan."""
     plan, title = summary.plan, "What each choice holds"
     if plan is None:
         return table(title, CHOICES, ())

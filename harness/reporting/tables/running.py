@@ -1,4 +1,4 @@
-"""A running server's counters: every K up to its own."""
+"""The table of a running server's counters, by K."""
 
 from harness import formatting as fmt
 from harness.records import ResultRow

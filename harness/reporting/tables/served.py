@@ -1,4 +1,4 @@
-"""A server that was measured: cells with their predictions, the gate, costs, load."""
+"""Tables of a measured server: losslessness, loads, latencies, and K by load."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -36,14 +36,14 @@ GATES: tuple[Column[ServedGate], ...] = (
 
 
 class Quantity(NamedTuple):
-    """What a user waits for, as its columns are called, and where its percentiles are."""
+    """A latency that users see: the title of its columns, and its percentiles."""
 
     title: str
     of: Callable[[UserLatency], Percentiles | None]
     definition: str
 
     def percentile(self, row: UserLatency, name: Percentile) -> float | None:
-        """Of a row, in seconds; None where it is not known."""
+        """The percentile of a row in seconds; None where it is not known."""
         return getattr(self.of(row), name, None)
 
 
@@ -55,27 +55,27 @@ QUANTITIES = (
 
 
 class Loaded(NamedTuple):
-    """One K under a load, or one request at a time: what it gives, and what its users wait."""
+    """One K under a load, or at one request at a time: its throughput and its latencies."""
 
-    cell: LoadCell | None  # None one by one
+    cell: LoadCell | None  # None at one request at a time
     waits: UserLatency | None
 
     @property
     def of(self) -> LoadCell | UserLatency:
-        """What says under which load, and at which K."""
+        """The record that has the temperature, the load and the K."""
         known = self.cell or self.waits
         assert known is not None
         return known
 
     @property
     def concurrency(self) -> int | None:
-        """Of a load; requests are sent one by one otherwise, but for records of elsewhere."""
+        """Requests side by side; None where requests were sent one by one, or at a rate."""
         alone = self.cell is None and self.of.concurrency == 1
         return None if alone else self.of.concurrency
 
     @property
     def visits(self) -> str | None:
-        """Those that it has, where it lacks some."""
+        """The visits as "2 of 3"; None where none is lacking."""
         visits = self.of.visits
         return visits and f"{visits.timed} of {visits.asked}"
 
@@ -111,19 +111,19 @@ LOADS: tuple[Column[Loaded], ...] = (
 
 
 class Varied(NamedTuple):
-    """A server whose K changed under one load, and the fastest of those with one K there."""
+    """A server whose K changes, under one load, and the fastest server with one K there."""
 
     cell: LoadCell
     fixed: LoadCell | None
 
     @property
     def rate(self) -> float | None:
-        """Of requests that arrive at random."""
+        """Arrivals per second; None for a number of requests side by side."""
         return self.cell.rate
 
     @property
     def decided(self) -> str:
-        """What its K follows."""
+        """The chooser of K: "schedule", or "the engine" where it adapts K."""
         return {"schedule": "schedule", "adaptive": "the engine"}.get(self.cell.varying, "")
 
 
@@ -153,7 +153,7 @@ VARIED: tuple[Column[Varied], ...] = (
 
 
 class Scheduled(NamedTuple):
-    """One load of a schedule, its temperature, and the throughput ratios measured there by K."""
+    """One load of a schedule, its temperature, and the measured throughput ratios by K."""
 
     temperature: float
     entry: ScheduleEntry
@@ -161,13 +161,13 @@ class Scheduled(NamedTuple):
 
     @property
     def requests(self) -> str:
-        """How many side by side, as "2-4"."""
+        """The requests side by side, as "2-4"."""
         low, high = self.entry.low, self.entry.high
         return f"{low} and more" if high is None else f"{low}" if low == high else f"{low}-{high}"
 
     @property
     def tied(self) -> str | None:
-        """The other K that may be as fast, with what was measured of them."""
+        """The other K that may be as fast, with their measured ratios."""
         return fmt.with_ratios(self.entry.tied, self.measured) or None
 
 
@@ -214,7 +214,7 @@ VARIED_NOTE = (
 
 
 def schedule_table(summary: Summary) -> Table:
-    """K by load, and the ratio that was measured there."""
+    """K by load, with the measured throughput ratio."""
     served = summary.served
     if served is None:
         return table("K by load", SCHEDULE, ())
@@ -223,18 +223,18 @@ def schedule_table(summary: Summary) -> Table:
         for each in served.schedules
         for entry in each.entries
     ]
-    return table(f"K by load{_on(served)}", SCHEDULE, rows, notes=(SCHEDULE_NOTE,))
+    return table(f"K by load{_on_engine(served)}", SCHEDULE, rows, notes=(SCHEDULE_NOTE,))
 
 
 def waits_table(summary: Summary) -> Table:
-    """What users wait for one request at a time, where no loads were timed."""
+    """The latencies at one request at a time, where no loads were timed."""
     served = summary.served
     rows = served.latencies if served and not served.load else ()
-    return table(f"{WAITS}{_on(served)}", LOADS, _alone(rows), notes=_of_waits(rows))
+    return table(f"{WAITS}{_on_engine(served)}", LOADS, _alone(rows), notes=_latency_notes(rows))
 
 
 def brief_waits_table(summary: Summary) -> Table:
-    """Of the headline's temperature: plain decoding, and the K of the answer."""
+    """The latencies of plain decoding and of the answer's K, at the headline's temperature."""
     served, shown = summary.served, grid.marked(summary)
     rows: Sequence[UserLatency] = ()
     temperature = None if shown is None else shown.answer.temperature
@@ -249,18 +249,18 @@ def _alone(rows: Sequence[UserLatency]) -> list[Loaded]:
     return [Loaded(None, row) for row in where(rows, load=False)]
 
 
-def _of_waits(rows: Sequence[UserLatency]) -> list[str]:
+def _latency_notes(rows: Sequence[UserLatency]) -> list[str]:
     return [LATENCY_NOTE, *dict.fromkeys(LATENCY_CLOCKS[row.clock] for row in rows)]
 
 
 def gates_table(summary: Summary) -> Table:
-    """Is the server lossless, by temperature and K."""
+    """The results of the lossless test, by temperature and K."""
     gates = summary.served.gates if summary.served else ()
     return table("Is the server lossless?", GATES, gates, notes=(GATE_NOTE,))
 
 
 def load_tables(summary: Summary) -> list[Table]:
-    """Loads by K with what users wait, and those of servers whose K changes."""
+    """Throughput and latencies by load and K, and the loads of servers whose K changes."""
     served = summary.served
     if served is None:
         return []
@@ -272,7 +272,7 @@ def load_tables(summary: Summary) -> list[Table]:
     ]
     clock = CPU_NOTE if served.clock == "cpu" else ""
     lines = (f"Started with: {each.line}" for each in served.varying_commands.values())
-    notes = (LOAD_NOTE, clock, *(_of_waits(waits) if waits else ()))
+    notes = (LOAD_NOTE, clock, *(_latency_notes(waits) if waits else ()))
     return [
         table(f"{name} under load", LOADS, rows, notes=notes),
         table(
@@ -284,5 +284,5 @@ def load_tables(summary: Summary) -> list[Table]:
     ]
 
 
-def _on(served: ServedSummary | None) -> str:
+def _on_engine(served: ServedSummary | None) -> str:
     return f" on {spec_of(served.engine).title}" if served else ""

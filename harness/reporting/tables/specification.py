@@ -1,8 +1,8 @@
-r"""What a table is, before anyone decides how it is drawn.
+r"""The types of tables, which every renderer draws, and the function that makes a table of records.
 
-A table is specified by its columns: a title, the value that a record has in it, and how that value
-is written. `table` applies the columns to records. A cell carries both its value (to sort by, to
-compare) and its text (to read), so that no renderer parses a formatted number back.
+A table is specified by its columns: a title, the value of a record, and the format of that value.
+`table` applies the columns to records. A cell has both a value (to sort by, to compare) and a text
+(to read), so that no renderer parses a formatted number.
 
     COLUMNS = (
         Column("draft", lambda row: row.draft, key=True),
@@ -27,21 +27,21 @@ BEST = "best"
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell."""
+    """One cell of a table."""
 
     text: str
-    value: Value = None  # what it is sorted by, in one unit per column; None where there is none
+    value: Value = None  # the sort key, in one unit per column; None for an empty cell
 
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
     """One column over records of one type."""
 
-    title: str  # its header; a line break says where a narrow header may fold
-    # Of a record; with an interval (value, low, high). A word is shown as it is, and None as a
-    # dash.
+    title: str  # its header; a line break is where a narrow header may fold
+    # The value of a record; (value, low, high) with an interval. A word is shown as it is, None as
+    # a dash.
     value: Callable[[R], Value | fmt.Bounded]
-    # How a number is written, with its bounds where there are any; None for a column of words.
+    # The text of a number and of its bounds, if any; None for a column of words
     text: Callable[..., str] | None = None
     key: bool = False  # names the row; repeated when a wide table is folded into parts
     flexible: bool = False  # long words, which may be broken over lines
@@ -49,12 +49,12 @@ class Column(Generic[R]):
 
     @property
     def align(self) -> Literal["left", "right"]:
-        """Numbers to the right, words to the left."""
+        """The alignment: numbers to the right, words to the left."""
         return "left" if self.text is None else "right"
 
     @property
     def one_line(self) -> str:
-        """The header without its folds ("tokens/round")."""
+        """The header without its line breaks ("tokens/round")."""
         joined = self.title.replace("/\n", "/").replace("\n_", "_").replace("-\n", "")
         return joined.replace("\n", " ")
 
@@ -71,7 +71,7 @@ class Column(Generic[R]):
 
 @dataclass(frozen=True)
 class Row:
-    """One row: a cell per column, whether it is the best one, and whether a phone lacks it."""
+    """One row: a cell per column, whether it is the best, and whether a phone leaves it out."""
 
     cells: tuple[Cell, ...]
     best: bool = False
@@ -80,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table with the remarks that belong under it."""
+    """A table with its title and the notes under it."""
 
     title: str
     columns: tuple[Column[Any], ...]
@@ -88,7 +88,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def column(self, title: str) -> tuple[Cell, ...]:
-        """Every cell under the column called `title` (its one-line header)."""
+        """The cells of the column with this one-line header."""
         index = [column.one_line for column in self.columns].index(title)
         return tuple(row.cells[index] for row in self.rows)
 
@@ -101,9 +101,9 @@ def table(
     best: Callable[[Record], bool] | None = None,
     notes: Sequence[str] = (),
 ) -> Table:
-    """One row per record; columns that are empty in every row, and empty notes, are left out.
+    """A table with a row per record, without columns that are empty in every row and empty notes.
 
-    The row that is `best` says so in words too: "best 4" in its first cell.
+    The row that is `best` has that word in its first cell: "best 4".
     """
     listed = tuple(records)
     made = [[column.cell(record) for column in columns] for record in listed]
@@ -112,7 +112,7 @@ def table(
         title,
         tuple(columns[index] for index in kept),
         tuple(
-            _row([cells[index] for index in kept], best is not None and best(record))
+            _marked_row([cells[index] for index in kept], best is not None and best(record))
             for record, cells in zip(listed, made, strict=True)
         ),
         tuple(filter(None, notes)),
@@ -126,15 +126,15 @@ def columns_by(
     text: Callable[..., str] | None = None,
     definition: str = "",
 ) -> tuple[Column[Record], ...]:
-    """A column per key, such as K: the title has {} in the key's place."""
+    """A column for each key, such as K; the title has {} in the place of the key."""
     return tuple(
         Column(title.format(key), lambda row, key=key: value(row, key), text, definition=definition)
         for key in keys
     )
 
 
-def _row(cells: list[Cell], best: bool) -> Row:
-    """The cells as a row; the best row says so without colour too."""
+def _marked_row(cells: list[Cell], best: bool) -> Row:
+    """The cells as a row; the first cell of the best row has the word "best"."""
     if best:
         cells[0] = Cell(f"{BEST} {cells[0].text}", cells[0].value)
     return Row(tuple(cells), best)

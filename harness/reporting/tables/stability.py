@@ -1,4 +1,4 @@
-"""Timings that cannot be right though they were repeated: marked in tables, left out of plots."""
+"""Timings that cannot be right despite repetition: marked in tables, left out of plots."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -26,23 +26,23 @@ NOTE = (
 def of_step(
     summary: Summary, role: str, kind: str, context: int | None, batch: int, tokens: int = 1
 ) -> Unstable | None:
-    """What is wrong with a forward over so many positions after so much context."""
+    """The unstable timing of a forward over `tokens` positions after this context; or None."""
     wanted = {"role": role, "kind": kind, "context_tokens": context}
     return first(summary.unstable, **wanted, batch=batch, tokens=tokens)
 
 
 def of_cell(summary: Summary, row: ResultRow) -> Unstable | None:
-    """What is wrong with a measured cell."""
+    """The unstable timing of a measured cell; or None."""
     cell = {"prompt_set": row.prompt_set, "temperature": row.temperature, "tokens": row.k}
     return first(summary.unstable, kind="cell", **cell)
 
 
 def column(found: Callable[[R], Unstable | None]) -> Column[R]:
-    """The column that marks unstable rows; a table without one has no such column."""
+    """The column that marks unstable rows; a table without such rows does not show it."""
     return Column("timing", lambda record: UNSTABLE if found(record) else None)
 
 
 def note(summary: Summary, *kinds: str) -> str:
-    """The remark under a table that may mark timings of these kinds; "" where it marks none."""
+    """The note under a table that marks unstable timings of these kinds; "" without any."""
     found = dict.fromkeys(e.reason for e in summary.unstable if e.kind in kinds)
     return NOTE.format(", ".join(REASONS[reason] for reason in found)) if found else ""

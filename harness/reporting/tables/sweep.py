@@ -1,8 +1,7 @@
-"""What was generated at each K, by draft, temperature and prompt set; checks; adaptive drafting.
+"""Tables of a sweep: cells by temperature, prompt set and K; checks; adaptive drafting.
 
-A row is a K; what was predicted for it, and its break-even alpha, are in the replayed row of the
-same cell. Where nothing was generated (mode=replay) replayed rows stand in the measured ones' place
-and the title says so.
+The prediction and the break-even alpha of a cell come from its replayed row. Where nothing was
+generated (mode=replay) the replayed rows take the place of the measured ones, as the title says.
 """
 
 from typing import NamedTuple
@@ -25,40 +24,40 @@ from harness.summary import (
 )
 
 
-class Cell(NamedTuple):
-    """One K's row, the prediction for it, and what is wrong with its timing."""
+class SweepCell(NamedTuple):
+    """The row of one K, with its prediction and the faults of its timing."""
 
     row: ResultRow
     predicted: ResultRow | None
     unstable: Unstable | None
     outlier: OutlierCell | None
-    replay: ReplayCheck | None  # its rounds next to replayed ones
-    of: int  # prompts of the set that the run decoded, plainly and for replay too
+    replay: ReplayCheck | None  # its tokens per round, measured and by replay
+    of: int  # prompts of the set that the run decoded
 
     @property
     def prompts(self) -> str | None:
-        """On how many prompts it was measured, "8 of 32"; None where on all."""
+        """The prompts that it was measured on, as "8 of 32"; None where these are all."""
         partial = self.row.prompts is not None and self.row.prompts < self.of
         return f"{self.row.prompts} of {self.of}" if partial else None
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Of a server, which does not tell alpha; None where that is known."""
+        """The acceptance rate of a server that does not report alpha; None where alpha is known."""
         return None if self.row.alpha is not None else self.row.acceptance_rate
 
     @property
     def speedup(self) -> fmt.Bounded | None:
-        """With its interval; None of the baseline."""
+        """The speedup with its interval; None for plain decoding."""
         return fmt.bounded(self.row) if self.row.k else None
 
     @property
     def predicted_speedup(self) -> float | None:
-        """Tokens per round by replay x R(0) / R(K); None of the baseline."""
+        """Tokens per round by replay x R(0) / R(K); None for plain decoding."""
         return self.predicted.speedup if self.predicted and self.row.k else None
 
     @property
     def error(self) -> float | None:
-        """Of the prediction: predicted / measured - 1; None where it is of more prompts."""
+        """Predicted / measured - 1; None where the prediction is of more prompts."""
         predicted, measured = self.predicted_speedup, self.row.speedup
         if self.prompts is not None and self.row.status == "complete":
             return None
@@ -66,7 +65,7 @@ class Cell(NamedTuple):
 
     @property
     def breakeven(self) -> float | str | None:
-        """The alpha this K needs; "none" where even alpha = 1 is predicted to lose."""
+        """The break-even alpha of this K; "none" where even alpha = 1 is predicted to lose."""
         if self.row.k == 0 or looks_up(self.row.draft):
             return None
         for row in (self.row, self.predicted):
@@ -75,7 +74,7 @@ class Cell(NamedTuple):
         return fmt.NO_ROOT if self.predicted or self.row.source == "replayed" else None
 
 
-CELLS: tuple[Column[Cell], ...] = (
+CELLS: tuple[Column[SweepCell], ...] = (
     Column("prompt set", lambda cell: cell.row.prompt_set or "all", key=True),
     Column("T", lambda cell: cell.row.temperature or 0.0, fmt.temperature, key=True),
     Column("K", lambda cell: cell.row.k, fmt.count, key=True),
@@ -92,7 +91,7 @@ CELLS: tuple[Column[Cell], ...] = (
     Column("prediction\nerror", lambda cell: cell.error, fmt.signed_percent),
     stability.column(lambda cell: cell.unstable),
 )
-EXPECTED: Column[Cell] = Column(
+EXPECTED: Column[SweepCell] = Column(
     "tokens/round\nexpected",
     lambda cell: cell.predicted.tokens_per_round if cell.predicted and cell.row.k else None,
     fmt.decimal,
@@ -130,7 +129,7 @@ EXPECTED_NOTE = "tokens/round expected: computed from the acceptance that was se
 def cells_table(summary: Summary) -> Table:
     """Every prompt set, temperature and K that was run, temperatures ascending."""
     rows = summary.generated
-    predicted = {_where(row): row for row in summary.alone if row.source == "replayed"}
+    predicted = {_cell_key(row): row for row in summary.alone if row.source == "replayed"}
     sizes: dict[tuple[float | None, str | None], int] = {}
     for row in summary.alone:
         cell = row.temperature, row.prompt_set
@@ -139,9 +138,9 @@ def cells_table(summary: Summary) -> Table:
     checks = {(each.prompt_set, each.temperature, each.k): each for each in summary.replay_checks}
     groups = grouped(rows, lambda row: (row.temperature or 0.0, row.prompt_set or "all"))
     cells = [
-        Cell(
+        SweepCell(
             row,
-            None if row.source != "measured" else predicted.get(_where(row)),
+            None if row.source != "measured" else predicted.get(_cell_key(row)),
             stability.of_cell(summary, row),
             outliers.get((row.prompt_set or "", row.temperature or 0.0, row.k)),
             checks.get((row.prompt_set or "", row.temperature or 0.0, row.k)),
@@ -174,19 +173,19 @@ def cells_table(summary: Summary) -> Table:
 
 
 def _incomplete(row: ResultRow) -> str:
-    """That a cell did not complete, and why."""
+    """A note on a cell that did not complete, with its error."""
     at = f"{row.prompt_set}, temperature {fmt.temperature(row.temperature)}, K={row.k}"
     return f"{at} is {row.status}{f': {row.error}' if row.error else '.'}"
 
 
 def _greedy_texts(summary: Summary) -> str:
-    """How a sweep's texts at temperature 0 compare; a server's gate has a table of its own."""
+    """A note on a sweep's texts at temperature 0; "" for a server run, which has a table."""
     if summary.served is not None or not summary.text_checks:
         return ""
     return f"Greedy texts against plain decoding's: {greedy_counts(summary.text_checks)}."
 
 
-def _where(row: ResultRow) -> tuple[object, ...]:
+def _cell_key(row: ResultRow) -> tuple[object, ...]:
     return (row.model, row.draft, row.prompt_set, row.temperature, row.k)
 
 
@@ -228,7 +227,7 @@ DISTRIBUTION_NOTES = (
 
 
 def text_table(summary: Summary) -> Table:
-    """The greedy comparison, text by text."""
+    """The comparison of greedy texts with plain decoding's, text by text."""
     title = "Greedy output, speculative against plain"
     differ = any(check.first_difference is not None for check in summary.text_checks)
     notes = TEXT_NOTES if differ else TEXT_NOTES[:1]
@@ -236,7 +235,7 @@ def text_table(summary: Summary) -> Table:
 
 
 def distribution_table(summary: Summary) -> Table:
-    """The test of sampled tokens, offset by offset."""
+    """The tests of sampled tokens against the target's distribution, by offset in a round."""
     title = "Sampled output against the target's distribution"
     return table(title, DISTRIBUTIONS, summary.distribution_tests, notes=DISTRIBUTION_NOTES)
 
@@ -259,7 +258,7 @@ WITHOUT = "it gives its tokens no probability that a threshold could be compared
 
 
 def adaptive_table(summary: Summary) -> Table:
-    """The best threshold of each draft next to its best K."""
+    """The best threshold of each draft, next to its best K without one."""
     ranked = dict.fromkeys(
         row.draft for board in summary.leaderboards for row in board.rows if row.dropped is None
     )
