@@ -142,6 +142,7 @@ def test_texts_are_those_of_transformers_assisted_generation(bench: Bench, tmp_p
     assert [(row["k"], row["same"]) for row in rows] == [(0, True), (2, True)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
 def test_prediction_holds_predictions_against_measurements_cell_by_cell(
     bench: Bench, capsys: pytest.CaptureFixture[str]
@@ -228,6 +229,7 @@ def test_published_lengths_and_throughputs_are_compared_by_k(
     assert said.strip() in page
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
 def test_the_benchmark_of_servers_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -259,6 +261,7 @@ def test_the_benchmark_of_servers_writes_its_page(
     assert "| code | 3 | 3.39 |" in text
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize("option", ["--clocks", "--kinds"])
 def test_the_benchmark_of_servers_says_what_predictions_miss(
@@ -315,6 +318,7 @@ def test_the_cost_of_replay_stands_next_to_the_loops(
     assert "the loop in all 96 cells: " in out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
 def test_the_default_sweep_is_held_against_the_grid_that_it_replaces(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

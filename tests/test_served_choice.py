@@ -216,6 +216,7 @@ def test_a_resumed_run_measures_the_k_that_was_chosen(
     assert {each for each, *_ in done} == {0, k}
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_stopped_within_its_search_completes_the_k_that_it_had_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +256,7 @@ def test_where_a_server_that_prices_rounds_fails_every_k_is_measured_and_that_is
     assert "every K is measured: a server that was to tell what its rounds cost" in caplog.text
 
 
+@pytest.mark.exhaustive
 def test_where_few_requests_tell_no_costs_every_k_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -145,6 +145,7 @@ def specified() -> dict[str, list[Column[Any]]]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_every_column_has_a_value_in_some_real_run(summaries: list[Summary]) -> None:
     made = [entry for one in summaries for entry in (*tables_of(one), *brief_tables(one))]
     made += [grid for one in summaries if (grid := content_of(one).grid) is not None]
@@ -159,12 +160,14 @@ def test_every_column_has_a_value_in_some_real_run(summaries: list[Summary]) -> 
     assert unfilled | filled_on_busy == set(UNFILLED)
 
 
+@pytest.mark.exhaustive
 def test_every_part_of_a_summary_is_written_by_some_real_run(summaries: list[Summary]) -> None:
     names = {field.name for field in fields(Summary)}
     written = {name for name in names for made in summaries if getattr(made, name)}
     assert (names - written) | UNWRITTEN[BUSY] == set().union(*UNWRITTEN.values())
 
 
+@pytest.mark.exhaustive
 def test_every_plot_is_drawn_of_some_real_run(summaries: list[Summary]) -> None:
     drawn: dict[str, str] = {}
     with style.styled():
