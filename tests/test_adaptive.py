@@ -199,7 +199,10 @@ def gaps_of(trials: Sequence[Trial], scored: ScoredTexts, threshold: float) -> A
     )
 
 
-@pytest.fixture(scope="module", params=["tiny_good", "tiny_eagle3"])
+@pytest.fixture(
+    scope="module",
+    params=["tiny_good", pytest.param("tiny_eagle3", marks=pytest.mark.exhaustive)],
+)
 def pair(request: pytest.FixtureRequest) -> Opened:
     words = [f"draft={request.param}", "decode.stop=threshold", "new_tokens=12", "threads=1"]
     config = compose("sweep", [*words, "k=[4]", "temperature=[0,1]", "prompts.limit=6"])

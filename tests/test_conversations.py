@@ -152,6 +152,7 @@ def test_an_audition_scores_every_draft_on_the_same_conversations(tmp_path: Path
     assert other.trials == run.trials
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("command", ["profile", "snapshot"])
 def test_profile_and_snapshot_run_every_turn(command: str, tmp_path: Path) -> None:

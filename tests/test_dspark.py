@@ -286,7 +286,9 @@ def of_bigrams(target: LoadedModel, folder: Path, drafts: int, first: int) -> Pa
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
-@pytest.mark.parametrize("first", [0, 1], ids=["anchored", "masks"])
+@pytest.mark.parametrize(
+    "first", [0, pytest.param(1, marks=pytest.mark.exhaustive)], ids=["anchored", "masks"]
+)
 def test_llamacpp_drafts_with_a_converted_dspark_drafter_as_replayed(
     first: int, tmp_path: Path
 ) -> None:

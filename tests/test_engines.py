@@ -353,8 +353,15 @@ def _three_of_each(served: Served) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["own", pytest.param("llamacpp", marks=needs_llamacpp)])
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [
+        ("own", 1.0),
+        pytest.param("llamacpp", 1.0, marks=needs_llamacpp),
+        pytest.param("own", 0.0, marks=pytest.mark.exhaustive),
+        pytest.param("llamacpp", 0.0, marks=[needs_llamacpp, pytest.mark.exhaustive]),
+    ],
+)
 def test_replay_of_returned_texts_gives_the_engines_rounds_and_drafted_tokens(
     served: Served, name: str, temperature: float
 ) -> None:
@@ -377,7 +384,7 @@ def test_replay_of_returned_texts_gives_the_engines_rounds_and_drafted_tokens(
     "sampling",
     [
         # A draft that is not cut, or not as warm, is told apart: |z| above 4
-        SamplingParameters(1.5),
+        pytest.param(SamplingParameters(1.5), marks=pytest.mark.exhaustive),
         # So is one that is cut to the request's top_p
         SamplingParameters(1.5, top_p=0.5),
     ],
@@ -405,17 +412,9 @@ def test_texts_are_tested_against_the_targets_distribution(served: Served, name:
     assert text_z(likelihood_test(others, served.target_model)) < -5
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingParameters(1.0, repetition_penalty=1.3),
-        SamplingParameters(1.5, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1),
-    ],
-)
-def test_texts_are_tested_with_every_sampling_parameter_of_the_request(
-    served: Served, sampling: SamplingParameters
-) -> None:
-    texts, _ = completed(served.own(), 2, served.requests, sampling)
+def test_texts_are_tested_with_every_sampling_parameter_of_the_request(served: Served) -> None:
+    every = SamplingParameters(1.5, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
+    texts, _ = completed(served.own(), 2, served.requests, every)
     assert abs(text_z(likelihood_test(texts, served.target_model))) < 3
 
 

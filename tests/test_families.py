@@ -12,7 +12,7 @@ import transformers
 from tools import model_families
 
 # Of the sample those whose layers others of it have too
-ALIKE = ("bamba", "mamba2", "lfm2")
+ALIKE = ("bamba", "mamba", "mamba2", "lfm2", "openai-gpt", "qwen3_next")
 ROWS = model_families.rows_of(model_families.TABLE.read_text(encoding="utf-8"))
 
 

@@ -236,10 +236,10 @@ def test_a_sweep_generates_every_text_in_batches_and_measures_one_k_until_it_is_
     [
         (requests, "run_trial", 9),
         pytest.param(requests, "run_trial", 40, marks=pytest.mark.exhaustive),
-        (target_texts, "stop_reason", 3),
+        pytest.param(target_texts, "stop_reason", 3, marks=pytest.mark.exhaustive),
         pytest.param(looks, "score_pair", 0, marks=pytest.mark.exhaustive),
         (looks, "choice", 1),
-        (looks, "decided", 1),
+        pytest.param(looks, "decided", 1, marks=pytest.mark.exhaustive),
     ],
 )
 def test_an_interrupted_run_continues_the_same_looks(

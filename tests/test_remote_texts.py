@@ -131,7 +131,10 @@ def of_draft(run: StoredRun, draft: str) -> dict[Any, TextTrace]:
     return {trace.key: trace for trace in run.traces if trace.draft == draft}
 
 
-@pytest.mark.parametrize("kind", [vllm, sglang, llamacpp])
+@pytest.mark.parametrize(
+    "kind",
+    [vllm, *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in (sglang, llamacpp))],
+)
 def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
     kind: Callable[[Models], dict[str, Any]],
     models: Models,
