@@ -2,7 +2,6 @@
 
 import errno
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -505,16 +504,3 @@ def test_pieces_that_do_not_compile_go_on_uncompiled_with_a_caveat(
     assert [(v["role"], v["reason"]) for v in fallbacks] == [
         (role, UNCOMPILED) for role in roles if not compiles
     ]
-
-
-@pytest.mark.usefixtures("graphs_on_the_cpu")
-def test_a_terminal_shows_that_a_model_is_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    target_of(config(tmp_path, "backend=cuda_graphs"))
-    assert "compiling model tiny, the first time takes minutes" in capsys.readouterr().err
-    target_of(config(tmp_path))
-    assert "compiling" not in capsys.readouterr().err

@@ -332,6 +332,7 @@ def test_a_jobs_number_can_name_its_card(run: RunDoor) -> None:
     assert seen == [("tiny_good", "cuda:0"), ("tiny_small", "cuda:1")]
 
 
+@pytest.mark.exhaustive
 def test_a_launchers_jobs_run_in_other_processes_and_the_worst_status_comes_back(
     door: Door, tmp_path: Path
 ) -> None:

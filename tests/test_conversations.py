@@ -289,15 +289,3 @@ def test_both_thinking_modes_run_side_by_side(tmp_path: Path) -> None:
     # Each mode continues the answers that it gave itself
     answers = RunFolder(run.folder, run.manifest).answers.read()
     assert Counter(t.prompt_set for t in answers) == {"talks": 3, "talks+thinking": 3}
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_a_report_says_that_thinking_mode_is_off_for_a_model_that_has_one(
-    tmp_path: Path, swept: StoredRun
-) -> None:
-    said = [each for each in analyse(swept).caveats if each.code == "server_defaults"]
-    assert not said, "it has no template"
-    run = ran("sweep", *words(tmp_path, *with_template(tmp_path), "temperature=0"))
-    (said,) = [each for each in analyse(run).caveats if each.code == "server_defaults"]
-    assert said.values["settings"] == "thinking mode"
-    assert said.values["overrides"] == "prompts.enable_thinking=true"

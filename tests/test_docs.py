@@ -59,7 +59,6 @@ def modal_lines() -> list[str]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_every_modal_line_of_the_documents_gets_as_far_as_the_missing_account(
     tmp_path: Path,
 ) -> None:

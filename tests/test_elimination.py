@@ -23,7 +23,6 @@ from harness.analysis.verdict import ONE_SIDED, Candidate, decide
 from harness.cli import compose
 from harness.commands import draft_scoring, looks
 from harness.records import StepTiming, UserError
-from harness.reporting.tables.leaderboard import dropped_notes
 from harness.stats.crossfit import VisitCosts, Workload
 from harness.stats.two_phase import LOOKS, look_shares, nominal_error
 from harness.storage import StoredRun, load
@@ -324,15 +323,6 @@ def test_a_ratio_of_two_candidates_is_the_speedup_of_one_over_the_other() -> Non
 # ---- what is said --------------------------------------------------------------------------------
 
 
-def test_a_dry_run_says_that_losers_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome_of("audition", "dry_run=true", "verbose=true")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "early elimination" in said
-    assert "looks of 8 prompts, draft by draft" in said
-    outcome_of("audition", "dry_run=true", "verbose=true", "until=all")
-    assert "early elimination" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -352,12 +342,3 @@ def test_keys_that_do_not_go_together_are_refused(words: tuple[str, ...], says: 
     with pytest.raises(UserError) as refused:
         compose("audition", words)
     assert str(refused.value).startswith(says)
-
-
-def test_a_note_names_all_that_a_draft_lost_to(eliminated: StoredRun) -> None:
-    (board, *_) = analyse(eliminated).leaderboards
-    row = replace(board.rows[0], draft="slow", dropped=Dropped(16, 64, ("fast", None)))
-    assert [*dropped_notes([row])] == [
-        "slow: dropped after 16 of 64 prompts, significantly slower than fast and plain decoding;"
-        " its numbers are of these prompts."
-    ]

@@ -49,7 +49,6 @@ from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import OpenedPair, ToServe, adapter_of
 from harness.engines.client import HttpClient
-from harness.engines.counters import Samples
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, only_model
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
 from harness.engines.openai import OpenAiServer
@@ -222,11 +221,6 @@ def test_a_servers_draft_takes_of_a_requests_sampling_the_temperature_alone(
     }
     with engines[engine]().open(2) as server:
         assert server.facts.draft_sampling(asked) == SamplingParameters(0.7)
-
-
-def test_metrics_are_added_over_their_labels() -> None:
-    page = '# TYPE a counter\na{b="c d",e="f"} 1.5\na{b="g"} 2\nh 3e2\n'
-    assert Samples.of(page).sums == {"a": 3.5, "h": 300.0}
 
 
 @pytest.mark.parametrize(

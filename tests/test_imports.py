@@ -1,6 +1,5 @@
 """Records that servers write of requests become a server run.
 
-pytestmark = pytest.mark.usefixtures("no_plots")
 Entries are those of the documentation of vLLM 0.32 and SGLang 0.5.23; llama.cpp's are asked of its
 server.
 """
@@ -30,6 +29,8 @@ from harness.engines.vllm import VllmServer
 from harness.records import UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun
+
+pytestmark = pytest.mark.usefixtures("no_plots")
 
 # ---- one entry -----------------------------------------------------------------------------------
 

@@ -481,7 +481,6 @@ def copied(finished: Path, volume: Path) -> tuple[Job, Path]:
     return job, folder
 
 
-@pytest.mark.slow
 def test_resume_waits_for_a_launch_that_runs_and_starts_no_second_writer(
     cloud: Card,
     stored: Results,
@@ -653,7 +652,6 @@ def test_a_timeout_inside_a_job_is_not_taken_for_a_job_that_still_runs(
         modal_app.on_gpu.local(sweep_job(), str(tmp_path))
 
 
-@pytest.mark.slow
 def test_a_container_with_another_card_begins_a_new_run_and_leaves_the_first_as_it_is(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

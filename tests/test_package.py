@@ -11,8 +11,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 EMBEDDED = ("tiny", "tiny_eagle3", "tiny_good", "tiny_small", "tiny_unrelated")
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -229,15 +229,6 @@ def test_an_address_without_a_server_is_refused(tmp_path: Path) -> None:
         reported(server, tmp_path)
 
 
-def test_tokens_of_steps_that_drafted_nothing_are_said(tmp_path: Path) -> None:
-    def page(times: int) -> str:
-        return f"{vllm_page(times)}\nvllm:generation_tokens_total {40 * times}"
-
-    assert "of the tokens come from steps that drafted nothing" in sentences(
-        reported(vllm_server(**{"/metrics": turns(page)}), tmp_path)
-    )
-
-
 # ---- against replay ------------------------------------------------------------------------------
 
 

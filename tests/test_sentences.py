@@ -70,13 +70,6 @@ def test_a_refusal_is_one_sentence_that_begins_with_what_to_do(name: str) -> Non
     assert "None" not in said
 
 
-def test_given_times_are_not_called_the_harnesss() -> None:
-    given = replace(SERVE, engine=None, source="replayed", temperature=0.0)
-    (sentence,) = verdict.of_answers(sweep_of(given))
-    assert sentence.startswith("At the given times, one request at a time, temperature 0: serve")
-    assert "measured" not in sentence
-
-
 def test_every_reason_of_a_verdict_has_a_sentence() -> None:
     assert (
         set(get_args(VerdictReason))

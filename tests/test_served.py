@@ -1284,28 +1284,6 @@ def test_the_commands_that_were_measured_are_those_to_paste(
     assert "--max-model-len" in snippet.notes[-1]
 
 
-def test_the_page_of_an_address_names_the_version_that_answered(stored: StoredRun) -> None:
-    made = analyse(with_engine(name="vllm", version="0.31.2", started=False)(stored))
-    for answer in (
-        {"decision": "speculate", "k": 2, "reason": "held_out_gain"},
-        LOSES,
-    ):
-        (snippet,) = serving.snippets_of(answered(made, 0.0, **answer))
-        assert "(vLLM 0.31.2)" in snippet.title
-        assert ("The line has the syntax of vLLM 0.33." in snippet.notes) == (answer["k"] == 2)
-
-
-def test_requests_that_are_the_users_own_are_not_asked_for_again(stored: StoredRun) -> None:
-    prompts = {**stored.config["prompts"], "files": ["mine.jsonl"]}
-    own = replace(stored, config={**stored.config, "prompts": prompts})
-    wins = {"decision": "speculate", "k": 2, "reason": "held_out_gain"}
-    shown = [content_of(answered(analyse(run), 0.0, **wins)).next_step for run in (stored, own)]
-    again, nothing = shown
-    assert again is not None
-    assert again.text == "serve your own requests so (prompts.files=[...] measures with them)"
-    assert nothing is None
-
-
 def test_a_draft_that_a_server_holds_in_another_dtype_than_it_was_scored_in_is_said(
     stored: StoredRun,
 ) -> None:

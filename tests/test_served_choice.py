@@ -22,12 +22,10 @@ from harness.commands.pair import EncodedPrompt
 from harness.commands.server_plan import SAFE_SHARE, Pace, everything, expected, fitted
 from harness.engines.own import OwnLoop
 from harness.records import Prompt, UserError
-from harness.reporting.content import content_of
-from harness.reporting.sentences.served import reasons
 from harness.stats.two_phase import look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import ServedKs
-from harness.summary import StartedServers, from_json, to_json
+from harness.summary import from_json, to_json
 
 pytestmark = pytest.mark.usefixtures("few_samples")
 PROMPTS, VISITS = 5, 2
@@ -307,28 +305,6 @@ def test_a_plan_says_what_is_asked_of_which_server(
     assert f"{2 * PROMPTS * (1 + 2 * VISITS)} of 12 tokens at most" in plan
     # 8 prompts in two visits: plain and two K, then plain and one, each at two budgets
     assert f"at most {8 * VISITS * 5 * 2} more requests" in plan
-
-
-@pytest.mark.parametrize(
-    ("started", "sentence"),
-    [
-        (
-            StartedServers((1, 2, 4, 8), (1, 2, 8), (2,)),
-            "Measured on all prompts: K=2; what is said of K=1 and K=8 is predicted.",
-        ),
-        (StartedServers((1, 2), (1, 2), (1, 2), (1, 2)), None),
-    ],
-)
-def test_a_report_says_which_k_are_not_measured_on_all_prompts(
-    run: StoredRun, started: StartedServers, sentence: str | None
-) -> None:
-    summary = analyse(run)
-    assert summary.served is not None
-    before = reasons(replace(summary, served=replace(summary.served, servers=None)))
-    summary = replace(summary, served=replace(summary.served, servers=started))
-    more = [text for text in reasons(summary) if text not in before]
-    assert more[:1] == ([] if sentence is None else [sentence])
-    assert content_of(summary).verdicts
 
 
 # ---- looks and the budget ------------------------------------------------------------------------

@@ -215,7 +215,6 @@ def test_nothing_is_stored_where_nothing_can_be_or_is_to_be_run(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draft", "ks", "limit"),
     [
@@ -258,7 +257,6 @@ with timed_little(), without_plots():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path) -> None:
     """The command of the README, without a network, on few short texts."""
     home = tmp_path / "hf"

@@ -4,7 +4,6 @@ import importlib
 import pkgutil
 from dataclasses import fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -251,12 +250,6 @@ def test_drafts_are_ranked_by_the_rule_of_the_loop_and_of_the_engine_that_was_na
         assert leaderboard.PLAIN in texts(analysed("audition"), title, "draft")
 
 
-def test_a_note_of_several_tables_is_made_under_the_last_of_them() -> None:
-    for name in RUNS:
-        notes = [note for entry in tables_of(analysed(name)) for note in entry.notes]
-        assert len(notes) == len(set(notes))
-
-
 def test_the_waterfall_ends_at_the_measured_speedup_and_its_factors_lead_there() -> None:
     shown = by_title(analysed("profile"), "From the ideal speedup")
     speedup = [float(cell.value or 0) for cell in shown.column("speedup")]
@@ -308,26 +301,10 @@ def test_a_plot_without_its_data_is_not_drawn(missing: str, left_out: set[str]) 
     assert drawn_of("sweep").keys() - without == left_out
 
 
-def test_a_plot_of_an_earlier_rendering_is_removed(tmp_path: Path) -> None:
-    for name in ("verify_cost.svg", "mine.svg"):
-        (tmp_path / name).touch()
-    assert plots.draw(Summary(run=analysed("sweep").run), tmp_path) == ()
-    assert [file.name for file in tmp_path.iterdir()] == ["mine.svg"]
-
-
 def test_a_run_that_stored_nothing_has_no_table_and_no_plot() -> None:
     for name in RUNS:
         empty = Summary(run=analysed(name).run)
         assert (tables_of(empty), plots.drawn(empty)) == ((), ())
-
-
-def test_drawing_leaves_the_callers_settings_alone() -> None:
-    import matplotlib
-
-    before = matplotlib.rcParams["font.size"]
-    with style.styled():
-        assert matplotlib.rcParams["svg.fonttype"] == "none"
-    assert matplotlib.rcParams["font.size"] == before
 
 
 def of_few_prompts(made: Summary) -> Summary:
@@ -370,6 +347,7 @@ def test_a_sweep_that_measured_a_part_of_its_prompts_says_so_at_every_k_of_its_v
     assert "prediction error" not in [column.one_line for column in shown.columns]
 
 
+@pytest.mark.exhaustive
 def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k() -> None:
     made = analysed("server")
     served = made.served
