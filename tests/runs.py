@@ -1,9 +1,10 @@
 """Commands run in this process and what they stored, and the runs that are stored here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,12 @@ def timed_little() -> Iterator[None]:
             "harness.commands.timing.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
         )
         yield
+
+
+def sample(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """The values of a parameter of which `make test` takes these, and `make test-all` every one."""
+    exhaustive = pytest.mark.exhaustive
+    return [value if value in kept else pytest.param(value, marks=exhaustive) for value in values]
 
 
 def outcome_of(command: str, *words: str | Path) -> Outcome:

@@ -44,6 +44,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return run
 
 
+@pytest.mark.exhaustive
 def test_the_gpu_benchmark_runs_on_toy_shapes_and_keeps_what_it_has(
     bench: Bench, tmp_path: Path
 ) -> None:

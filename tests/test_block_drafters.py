@@ -27,7 +27,7 @@ from checks_of_heads import (
     number_of,
     random_target,
 )
-from runs import assert_replay_is_exact, ran
+from runs import assert_replay_is_exact, ran, sample
 from safetensors.torch import load_file, save_file
 from served_pair import shipped_requests
 from stubs import CPU, GREEDY
@@ -280,7 +280,7 @@ def folders(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> di
     }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=sample(KINDS, "fasterdecoding", "z-lab"))
 def head(request: pytest.FixtureRequest, target: LoadedModel, folders: dict[str, Path]) -> Head:
     network = read(folders[request.param], target, KINDS[request.param])
     return network.with_cache(VOCABULARY)
@@ -289,9 +289,7 @@ def head(request: pytest.FixtureRequest, target: LoadedModel, folders: dict[str,
 # ---- the loop and replay -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "forward", [LeanModel, pytest.param(CachedModel, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("forward", sample([LeanModel, CachedModel], LeanModel))
 def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
     target: LoadedModel, head: Head, forward: type[CachedModel]
 ) -> None:
@@ -380,7 +378,7 @@ def test_a_block_drafter_is_lossless_and_replayed_exactly(rule: Rule, k: int) ->
 # ---- what others compute -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prompt", [(8,), pytest.param((3, 4, 1), marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("prompt", sample([(8,), (3, 4, 1)], (8,)))
 def test_draws_are_the_targets_where_fewer_tokens_are_drafted_than_k(
     target: LoadedModel, head: Head, prompt: tuple[int, ...]
 ) -> None:

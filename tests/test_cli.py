@@ -105,6 +105,7 @@ def test_help_loads_nothing_heavy_and_gives_each_key_a_value_and_a_meaning(tmp_p
         assert f"  {row} " in changed, "the values that the command line sets"
 
 
+@pytest.mark.exhaustive
 def test_help_is_hydras_and_lists_no_group_that_it_does_not_show(
     run: RunDoor, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

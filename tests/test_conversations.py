@@ -138,6 +138,7 @@ def test_a_resumed_run_asks_for_no_answer_again(
     assert load(swept.folder).trials == swept.trials
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("unrendered")
 def test_an_audition_scores_every_draft_on_the_same_conversations(tmp_path: Path) -> None:
     drafts = "drafts=[tiny_good,ngram]"

@@ -19,6 +19,7 @@ from checks_of_heads import (
     keeping,
     random_target,
 )
+from runs import sample
 from safetensors.torch import load_file, save_file
 from stubs import CPU, GREEDY
 from test_block_drafters import (
@@ -134,7 +135,7 @@ def folders(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> di
     return {layout: dspark_folder(target, root / layout, layout) for layout in MADE}
 
 
-@pytest.fixture(scope="module", params=MADE)
+@pytest.fixture(scope="module", params=sample(MADE, "specforge", "speculators_masks"))
 def head(
     request: pytest.FixtureRequest, target: LoadedModel, folders: dict[str, Path]
 ) -> DSparkHead:
@@ -286,9 +287,8 @@ def of_bigrams(target: LoadedModel, folder: Path, drafts: int, first: int) -> Pa
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
-@pytest.mark.parametrize(
-    "first", [0, pytest.param(1, marks=pytest.mark.exhaustive)], ids=["anchored", "masks"]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("first", [0, 1], ids=["anchored", "masks"])
 def test_llamacpp_drafts_with_a_converted_dspark_drafter_as_replayed(
     first: int, tmp_path: Path
 ) -> None:

@@ -188,6 +188,7 @@ def dropping(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     return at  # type: ignore[return-value]
 
 
+@pytest.mark.exhaustive
 def test_a_look_scores_a_quarter_of_the_prompts_and_makes_a_quarter_of_the_visits(
     dropping: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +213,7 @@ def test_a_look_scores_a_quarter_of_the_prompts_and_makes_a_quarter_of_the_visit
     assert {t.model for t in run.timings if t.role == "draft"} == {"tiny_good", "ngram"}
 
 
+@pytest.mark.exhaustive
 def test_with_until_all_nobody_is_dropped(dropping: dict[str, int], tmp_path: Path) -> None:
     dropping |= {"tiny_good": 1, "ngram": 1}
     words = ("drafts=[tiny_good,ngram]", "prompts.limit=8", "until=all")

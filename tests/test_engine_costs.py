@@ -154,6 +154,7 @@ def test_an_interval_holds_the_error_of_the_costs_and_of_a_draft_that_was_not_me
     assert settled["tiny_small"] > 1.2 * settled["tiny_good"]
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_is_replayed_at_a_servers_costs(tmp_path: Path) -> None:
     asked = [*ASKED, "temperature=[0]", "k=[2]", "prompts.limit=4"]
     run = ran(

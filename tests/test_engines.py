@@ -356,8 +356,8 @@ def _three_of_each(served: Served) -> list[Request]:
 @pytest.mark.parametrize(
     ("name", "temperature"),
     [
-        ("own", 1.0),
         pytest.param("llamacpp", 1.0, marks=needs_llamacpp),
+        pytest.param("own", 1.0, marks=pytest.mark.exhaustive),
         pytest.param("own", 0.0, marks=pytest.mark.exhaustive),
         pytest.param("llamacpp", 0.0, marks=[needs_llamacpp, pytest.mark.exhaustive]),
     ],

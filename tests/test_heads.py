@@ -25,7 +25,7 @@ from checks_of_heads import (
     number_of,
     random_target,
 )
-from runs import assert_replay_is_exact, ran
+from runs import assert_replay_is_exact, ran, sample
 from stubs import CPU, GREEDY, FunctionModel, decoded, text_of
 from test_traces import assert_same
 from test_verification import random_distribution
@@ -97,7 +97,7 @@ def random_head(*, norm_before_residual: bool = False) -> Eagle3Network:
     return network
 
 
-@pytest.fixture(scope="module", params=["specforge", "speculators"])
+@pytest.fixture(scope="module", params=sample(["specforge", "speculators"], "specforge"))
 def head(
     request: pytest.FixtureRequest, target: LoadedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> LayerHead:
@@ -145,7 +145,7 @@ def test_the_lean_forward_keeps_the_states_that_transformers_reports(
 
 
 @pytest.mark.parametrize(
-    "forward", [LeanModel, CachedModel, pytest.param(SnapshotModel, marks=pytest.mark.exhaustive)]
+    "forward", sample([LeanModel, CachedModel, SnapshotModel], LeanModel, CachedModel)
 )
 def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
     target: LoadedModel, head: LayerHead, forward: type[CachedModel]

@@ -390,6 +390,7 @@ def test_a_phone_says_how_many_rows_of_the_grid_it_leaves_out_and_shows_them_whe
     assert page.evaluate(f"{of_grid}.length") == every
 
 
+@pytest.mark.exhaustive
 @browser.needs_chromium
 def test_at_a_desk_no_column_is_cut_off(
     pages: dict[str, Path], tmp_path: Path, chromium: browser.Browser

@@ -927,6 +927,7 @@ def auditioned(tmp_path: Path, gpus: str) -> int:
     )
 
 
+@pytest.mark.exhaustive
 def test_an_audition_over_cards_generates_the_texts_once_and_ranks_the_cards(
     cloud: Card, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

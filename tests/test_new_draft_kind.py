@@ -59,7 +59,8 @@ def test_a_new_kind_is_swept_and_its_rounds_are_those_replayed(
     assert drafted[4] <= (toy_drafts.GUESSES if kind == "guess" else 4)
 
 
-@pytest.mark.parametrize("kind", ["guess", pytest.param("recent", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", TOYS)
 def test_a_new_kind_leaves_greedy_texts_and_distributions_unchanged(
     kind: str, tmp_path: Path
 ) -> None:

@@ -350,6 +350,7 @@ def test_loads_that_others_disturbed_are_not_compared_and_a_plan_says_so() -> No
     assert "loads_disturbed" not in {caveat.code for caveat in summary.caveats}
 
 
+@pytest.mark.exhaustive
 def test_a_server_may_count_more_rounds_than_emitted_tokens() -> None:
     run = timed()
     loads = [
@@ -379,6 +380,7 @@ def slowed(timing: LoadTiming, factor: float) -> LoadTiming:
     )
 
 
+@pytest.mark.exhaustive
 def test_a_machine_that_was_slow_in_some_loads_is_known_by_what_it_decoded_alone() -> None:
     steady = timed()
     phases = [1.0, 1.0, 1.4]
@@ -417,6 +419,7 @@ def test_references_that_share_nothing_change_nothing() -> None:
     assert {server.pace(each) for each in loads} == {1.0}
 
 
+@pytest.mark.exhaustive
 def test_costs_add_up_to_what_all_requests_took_together() -> None:
     """Medians alone would not know that the machine is slow for a third of the time."""
     steady = timed()
@@ -447,6 +450,7 @@ def test_loads_at_a_rate_of_servers_with_more_slots_are_not_compared() -> None:
     assert said(on(4))["plan_not_measured"].values["slots"] is None
 
 
+@pytest.mark.exhaustive
 def test_a_plan_beyond_what_was_measured_says_so() -> None:
     run = timed()
     beyond = said(run)["plan_not_measured"].values
@@ -464,6 +468,7 @@ def test_a_plan_beyond_what_was_measured_says_so() -> None:
     assert int(str(context["context"])) > int(str(context["context_timed"]))
 
 
+@pytest.mark.exhaustive
 def test_percentiles_have_in_them_what_prefills_take_more_or_less_than_they_cost() -> None:
     run, random = timed(), np.random.default_rng(6)
     usual_s = float(np.median([each for line in run.loads for each in line.user_prefill_s if each]))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import ran
+from runs import ran, sample
 from served_pair import Served, embedded, opened
 from server_answers import META, SPECULATIVE
 from stand_in_server import StandIn
@@ -131,10 +131,7 @@ def of_draft(run: StoredRun, draft: str) -> dict[Any, TextTrace]:
     return {trace.key: trace for trace in run.traces if trace.draft == draft}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [vllm, *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in (sglang, llamacpp))],
-)
+@pytest.mark.parametrize("kind", sample([vllm, sglang, llamacpp], vllm))
 def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
     kind: Callable[[Models], dict[str, Any]],
     models: Models,

@@ -233,6 +233,7 @@ def test_a_run_that_stopped_within_its_search_completes_the_k_that_it_had_begun(
     assert done[6] == done[2] == 2 * FEW * VISITS
 
 
+@pytest.mark.exhaustive
 def test_where_a_server_that_prices_rounds_fails_every_k_is_measured_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -253,7 +253,7 @@ def test_a_number_of_threads_that_hangs_is_left_out(
     """More threads than processors that are free may take minutes for a token."""
     monkeypatch.setattr(psutil, "cpu_count", lambda **_: 2)
     monkeypatch.setattr(server_start, "fewest_threads", lambda seconds: max(seconds))
-    config = asked(tmp_path, "threads=auto", "k=[1]", "prompts.limit=1")
+    config = asked(tmp_path, "threads=auto", "k=[1]", "prompts.limit=1", "score=false")
     work = open_workload(config, load_prompts(config))
 
     def settled(*hangs_with: int) -> int | None:
@@ -489,7 +489,8 @@ def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
 
 # One at a time, the plain server is started once more
 @needs_llamacpp
-@pytest.mark.parametrize("servers", ["1", pytest.param("auto", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("servers", ["1", "auto"])
 def test_texts_that_differ_are_judged_by_the_plain_servers_log_probabilities(
     servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -545,10 +546,8 @@ def test_texts_that_differ_are_judged_by_the_plain_servers_log_probabilities(
 
 # The rounds of a visit, which follow its six requests to each server, are of no trial
 @needs_llamacpp
-@pytest.mark.parametrize(
-    ("after", "visits"),
-    [(8, 2), *(pytest.param(after, 1, marks=pytest.mark.exhaustive) for after in (4, 8))],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("after", "visits"), [(8, 2), (4, 1), (8, 1)])
 def test_without_the_server_that_decodes_plainly_the_visits_end_and_can_be_resumed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -1051,13 +1050,8 @@ def test_a_server_that_fails_in_a_later_group_costs_its_cells_and_resume_asks_fo
 # ---- our own loop --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "draft",
-    [
-        "tiny_good",
-        *(pytest.param(draft, marks=pytest.mark.exhaustive) for draft in ("tiny_eagle3", "ngram")),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("draft", ["tiny_good", "tiny_eagle3", "ngram"])
 def test_our_own_loop_through_the_same_door_decodes_what_a_snapshot_does(
     tmp_path: Path, draft: str
 ) -> None:

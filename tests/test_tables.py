@@ -388,6 +388,7 @@ def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k
     assert "requests per second" in (load_of(load=arriving) or "")
 
 
+@pytest.mark.exhaustive
 def test_compared_runs_have_a_picture_of_their_ratios_and_of_their_engines() -> None:
     names = ("sweep", "sweep_small", "server")
     runs = [load(FROZEN / name) for name in names]
