@@ -359,6 +359,7 @@ def test_a_rule_that_sees_a_drawn_tokens_probability_beats_the_best_k_per_round(
     assert found.best_k_per_round < found.best.speedup < found.flag_oracle
 
 
+@pytest.mark.exhaustive
 def test_an_audition_shows_the_best_threshold_between_the_best_k_and_the_oracles(
     tmp_path: Path,
 ) -> None:

@@ -247,6 +247,7 @@ def test_every_bad_draft_is_named_and_the_others_are_ranked(
     assert summary.drafts == ("tiny_small",)
 
 
+@pytest.mark.exhaustive
 def test_a_ranking_without_its_unusable_drafts_is_named_so_and_can_be_completed_without_them(
     tmp_path: Path,
 ) -> None:

@@ -597,6 +597,7 @@ def test_an_entry_of_drafts_may_be_any_block_drafter() -> None:
     assert (conf.name, conf.kind, conf.id, conf.block) == ("dflash", "dflash", "some/folder", 8)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
 def test_llamacpp_drafts_with_a_converted_dflash_drafter_as_replayed(tmp_path: Path) -> None:
     """At the K of its whole block."""

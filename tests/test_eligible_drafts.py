@@ -109,6 +109,7 @@ def test_the_embedded_models_share_the_tokenizer_that_their_family_claims() -> N
     assert all(tokenizer_difference(first, other) is None for other in others)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", ["qwen3_32b"])
 def test_no_draft_is_eligible_and_does_not_fit(
     model: str, capsys: pytest.CaptureFixture[str]

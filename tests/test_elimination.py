@@ -291,6 +291,7 @@ def lost(alphas: dict[str, float], seed: int) -> list[tuple[str | None] | None]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_tie_is_seldom_dropped_and_a_clear_loser_early() -> None:
     ties = [any(lost({"one": 0.8, "other": 0.8}, seed)) for seed in range(60)]
     assert sum(ties) <= 3  # 1 % is spent by the third look

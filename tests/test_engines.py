@@ -399,7 +399,13 @@ def test_a_draft_that_samples_takes_the_rounds_of_the_ratio_rule_on_its_ten_like
     assert abs(gaps.sum()) / np.sqrt((gaps**2).sum()) < 3
 
 
-@pytest.mark.parametrize("name", ["own", pytest.param("llamacpp", marks=needs_llamacpp)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("own", marks=pytest.mark.exhaustive),
+        pytest.param("llamacpp", marks=needs_llamacpp),
+    ],
+)
 def test_texts_are_tested_against_the_targets_distribution(served: Served, name: str) -> None:
     engine: Engine = served.own() if name == "own" else served.llamacpp()
     texts, _ = completed(engine, 2, _three_of_each(served), SamplingParameters(1.5))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from runs import analysed
+from runs import analysed, sample
 
 from harness import reporting
 from harness.reporting import definitions, html
@@ -444,7 +444,7 @@ def test_a_plot_is_ink_on_the_cards_colour_in_every_scheme(
 
 
 @browser.needs_chromium
-@any_run
+@pytest.mark.parametrize("name", sample(RUNS, "audition"))
 def test_a_printed_report_is_cut_off_nowhere(
     name: str, pages: dict[str, Path], chromium: browser.Browser
 ) -> None:

@@ -448,6 +448,7 @@ def test_a_file_of_drafting_requests_is_not_taken_for_the_plain_one(
 # ---- llama.cpp itself ----------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
 def test_llamacpps_own_answers_give_the_rounds_that_its_adapter_counts(tmp_path: Path) -> None:
     pair = Served(tmp_path, prompts=5)

@@ -70,6 +70,7 @@ def test_a_new_kind_leaves_greedy_texts_and_distributions_unchanged(
     )  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_a_new_kind_is_auditioned_next_to_the_others(tmp_path: Path) -> None:
     entries = ",".join(f"{kind}@{kind}" for kind in TOYS)
     run = ran("audition", tmp_path, *WORDS, "k=[1,4]", f"drafts=[tiny_good,{entries}]")

@@ -46,7 +46,7 @@ def runs(root: Path) -> list[StoredRun]:
         *("temperature=[0.0]", "repetitions=2", "new_tokens=24", "own_loop=false"),
     ]
     with without_plots():  # the report of one is drawn below
-        made = [ran("server", root, *words, f"prompts.limit={number}") for number in (5, 2)]
+        made = [ran("server", root, *words, f"prompts.limit={number}") for number in (4, 1)]
     for server in servers:
         server.close()
     return made

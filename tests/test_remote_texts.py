@@ -305,6 +305,7 @@ def test_texts_of_a_server_that_drafts_are_refused(
             run(tmp_path, f"texts_from={server.url}", *words)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
 def test_llamacpp_returns_the_log_probabilities_of_what_it_draws(
     models: Models, tmp_path: Path

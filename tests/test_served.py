@@ -732,13 +732,14 @@ def speedups(run: StoredRun) -> tuple[dict[tuple[str | None, int], float], set[s
     return {key: speedup or 0.0 for key, speedup in found.items()}, statuses
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("temperature", "later"),
     [
+        (0.0, None),
         (0.0, 3.0),
-        pytest.param(1.0, None, marks=pytest.mark.exhaustive),
-        pytest.param(0.0, None, marks=pytest.mark.exhaustive),
-        pytest.param(1.0, 3.0, marks=pytest.mark.exhaustive),
+        (1.0, None),
+        (1.0, 3.0),
     ],
 )
 def test_a_server_that_died_early_has_the_speedup_of_the_visits_that_it_shares(

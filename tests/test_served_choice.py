@@ -367,6 +367,7 @@ def test_what_does_not_fit_the_budget_is_left_out_in_the_stated_order() -> None:
     assert (last.prompts, last.k, last.of_each_set) == (12, (2, 4), 1)
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_would_take_longer_than_its_budget_asks_for_less_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

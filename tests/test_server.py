@@ -597,6 +597,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield {"plain": opened(0), "k4": opened(4), "long": str(long), "draft": draft.url}
 
 
+@pytest.mark.exhaustive
 @needs_llamacpp
 def test_the_file_of_a_draft_scores_texts_itself_and_its_checkpoint_is_not_loaded(
     served: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

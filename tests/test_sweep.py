@@ -110,6 +110,7 @@ def test_latency_csv_has_a_row_of_plain_tokens_and_of_each_k_by_temperature(
     assert swept.latency[swept.latency.kind != "round"].temperature.isna().all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
 def test_a_replayed_sweep_measures_no_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
