@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ EXACT = (
     *("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32"),
 )
 EXACT_FLAGS = f"flags=[{','.join(EXACT)}]"
+needs_llamacpp = pytest.mark.skipif(
+    find_spec("xllamacpp") is None, reason="needs the llamacpp extra"
+)
 
 
 @cache

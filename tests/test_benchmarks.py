@@ -5,13 +5,13 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import util
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from random_models import qwen3
+from runs import needs_llamacpp
 from transformers import AutoModelForCausalLM
 
 from harness.cloud.remote import SMOKE_STEPS
@@ -284,7 +284,7 @@ def test_the_benchmark_of_servers_says_what_predictions_miss(
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@needs_llamacpp
 def test_the_benchmark_of_servers_holds_one_k_against_all_of_other_and_of_the_same_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from checks_of_heads import (
     number_of,
     random_target,
 )
-from runs import assert_replay_is_exact, ran, sample
+from runs import assert_replay_is_exact, needs_llamacpp, ran, sample
 from safetensors.torch import load_file, save_file
 from served_pair import shipped_requests
 from stubs import CPU, GREEDY
@@ -598,7 +597,7 @@ def test_an_entry_of_drafts_may_be_any_block_drafter() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@needs_llamacpp
 def test_llamacpp_drafts_with_a_converted_dflash_drafter_as_replayed(tmp_path: Path) -> None:
     """At the K of its whole block."""
     tiny = load(ModelConf(name="tiny", id="embedded:tiny"), CPU)

@@ -15,13 +15,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from runs import needs_llamacpp
 from server_answers import (
     AFTER,
     BEFORE,
@@ -1375,7 +1375,7 @@ def test_llamacpp_drafts_by_the_files_that_are_given(
     assert "--spec-type" not in engine.flags(0)
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@needs_llamacpp
 def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured(tmp_path: Path) -> None:
     target, draft = gguf_files(tmp_path)
     files = [f"model.gguf={target}", f"draft.gguf={draft}", "model=hf", f"model.id={tmp_path}"]
@@ -1385,7 +1385,7 @@ def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured(tmp_path: Path) -
         adapter_of(config).check(config)
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@needs_llamacpp
 @pytest.mark.parametrize(
     ("kind", "field", "sizes"),
     [

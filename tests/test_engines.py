@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from random_models import save, small
-from runs import EXACT
+from runs import EXACT, needs_llamacpp
 from served_pair import KS, Served, completed
 from stand_in_server import StandIn
 from stubs import CPU, GREEDY
@@ -45,9 +44,6 @@ from tools.gguf_file import write_gguf
 
 # How long a test waits for a process, however busy the machine is
 PATIENCE_S = 60.0
-needs_llamacpp = pytest.mark.skipif(
-    find_spec("xllamacpp") is None, reason="needs the llamacpp extra"
-)
 
 
 # ---- a server that says what a test wants --------------------------------------------------------

@@ -7,12 +7,11 @@ server.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import ran
+from runs import needs_llamacpp, ran
 from served_pair import Served
 from server_answers import sglang_answers, vllm_answers
 from stand_in_server import StandIn
@@ -449,7 +448,7 @@ def test_a_file_of_drafting_requests_is_not_taken_for_the_plain_one(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@needs_llamacpp
 def test_llamacpps_own_answers_give_the_rounds_that_its_adapter_counts(tmp_path: Path) -> None:
     pair = Served(tmp_path, prompts=5)
     expected: list[tuple[int | None, ...]] = []

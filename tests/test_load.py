@@ -4,7 +4,6 @@ import json
 import shlex
 import threading
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import workloads
+from runs import needs_llamacpp
 from served_pair import Served
 from stubs import REQUEST
 
@@ -911,7 +911,7 @@ def test_a_printed_schedule_comes_with_the_command_that_measures_its_server():
 # ---- llama.cpp -----------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@needs_llamacpp
 def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
     pair, random = Served(tmp_path, prompts=3), np.random.default_rng(0)
     asked = [replace(each, budget=32, draft=pair.draft.name) for each in pair.requests]

@@ -6,14 +6,13 @@ itself is asked at the end.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from runs import ran, sample
+from runs import needs_llamacpp, ran, sample
 from served_pair import Served, embedded, opened
 from server_answers import META, SPECULATIVE
 from stand_in_server import StandIn
@@ -306,7 +305,7 @@ def test_texts_of_a_server_that_drafts_are_refused(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@needs_llamacpp
 def test_llamacpp_returns_the_log_probabilities_of_what_it_draws(
     models: Models, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from runs import EXACT_FLAGS, outcome_of, ran, stored
+from runs import EXACT_FLAGS, needs_llamacpp, outcome_of, ran, stored
 from served_pair import DRAFT, Served
 from server_answers import (
     PLAIN_META,
@@ -53,9 +52,6 @@ from harness.storage import StoredRun
 from harness.summary import TextCheck, TextLikelihood
 
 pytestmark = pytest.mark.usefixtures("few_samples")
-needs_llamacpp = pytest.mark.skipif(
-    find_spec("xllamacpp") is None, reason="needs the llamacpp extra"
-)
 KS, TEMPERATURES, VISITS = (1, 4), (0.0, 1.0), 2
 MORE_DRAFTS = (("tiny_eagle3", 4), ("ngram_simple_1", 2))
 GRID = ["k=[1,4]", "temperature=[0,1]", "repetitions=2", "new_tokens=24", "prompts.limit=3"]

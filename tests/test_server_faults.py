@@ -1,13 +1,13 @@
 """A sample of benchmarks/server_faults.py: no run is lost, nothing waits in silence."""
 
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from runs import needs_llamacpp
 from test_benchmarks import script
 
-pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+pytestmark = needs_llamacpp
 # Each with the status of the run that meets it
 FAULTS = {
     "503, once, K=2": 0,
