@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from runs import needs_llamacpp
+from runs import needs_llamacpp, sample
 from server_answers import (
     AFTER,
     BEFORE,
@@ -790,7 +790,7 @@ def test_a_users_own_share_of_the_card_goes_before(tmp_path: Path, engine: str, 
 
 
 @pytest.mark.parametrize("card", [True, False])
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", sample(["vllm", "sglang"], "sglang"))
 def test_the_share_of_the_card_is_read_when_the_server_starts(
     engine: str, card: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -826,7 +826,7 @@ def test_the_share_of_the_card_is_read_when_the_server_starts(
     assert float(share) == pytest.approx(expected[engine], abs=0.01)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", sample(["vllm", "sglang"], "sglang"))
 def test_the_commands_of_a_run_have_the_share_that_each_server_was_started_with(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

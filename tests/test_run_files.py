@@ -205,9 +205,9 @@ def read_as_other_values(file: Path, flips: int, read: Callable[[], Any]) -> tup
 
 def test_a_flipped_bit_in_the_trials_is_never_read_as_other_values(folder: RunFolder) -> None:
     file = folder.path / "trials.jsonl"
-    other, refused = read_as_other_values(file, 100, folder.trials.read)
+    other, refused = read_as_other_values(file, 50, folder.trials.read)
     assert other == 0
-    assert refused >= 98  # the name of the first line's checksum is no value
+    assert refused >= 48  # the name of the first line's checksum is no value
 
 
 def test_a_flipped_bit_in_the_traces_is_never_read_as_other_values(folder: RunFolder) -> None:
