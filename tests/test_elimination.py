@@ -20,7 +20,6 @@ from harness.analysis.scored_drafts import scored_drafts
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import leaderboard, pair_run
 from harness.analysis.verdict import ONE_SIDED, Candidate, decide
-from harness.cli import compose
 from harness.commands import draft_scoring, looks
 from harness.records import StepTiming, UserError
 from harness.stats.crossfit import VisitCosts, Workload
@@ -321,27 +320,3 @@ def test_a_ratio_of_two_candidates_is_the_speedup_of_one_over_the_other() -> Non
     # Drafts were visited apart, and K of one draft together
     apart = visits[0].variance.value[1] + visits[1].variance.value[0]
     assert of_visits[2] == pytest.approx(apart)
-
-
-# ---- what is said --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("until=soon",), "until: 'soon' is unknown; use one of decided, all"),
-        (("until=all", "budget_s=60"), "budget_s: not with until=all; leave it out"),
-        (
-            ("until=decided", "scores_from=[a.csv]", "latency.target_ms=1", "model=tiny"),
-            "until=decided: not with scores_from, where every score is known; leave until out",
-        ),
-        (
-            ("texts_from=http://localhost:1", "latency.target_ms=1", "budget_s=5"),
-            "budget_s: not with until=all, as it is with texts_from",
-        ),
-    ],
-)
-def test_keys_that_do_not_go_together_are_refused(words: tuple[str, ...], says: str) -> None:
-    with pytest.raises(UserError) as refused:
-        compose("audition", words)
-    assert str(refused.value).startswith(says)

@@ -986,18 +986,6 @@ def test_a_rule_that_a_draft_cannot_be_accepted_by_is_refused(engine: str, rule:
     assert adapter_of(compose("server", [*words, "draft=mtp"])).spec.name == engine
 
 
-def test_block_verification_is_not_replayed_with_a_threshold() -> None:
-    words = ["decode.rule=block", "decode.stop=threshold"]
-    for command in ("sweep", "audition"):
-        with pytest.raises(UserError, match=r"decode\.stop=threshold: .* by decode\.rule=block"):
-            compose(command, words)
-
-
-def test_a_rule_that_is_lossy_is_refused_by_its_name() -> None:
-    with pytest.raises(UserError, match=r"decode.rule: 'fly' is refused \(vLLM's fly accepts"):
-        compose("server", ["engine=vllm", "decode.rule=fly"])
-
-
 # ---- servers that fail ---------------------------------------------------------------------------
 
 

@@ -380,25 +380,6 @@ def test_every_cell_is_measured_where_replay_cannot_choose(
     assert compose("snapshot").prompts.limit == 8
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("until=soon",), "until: 'soon' is unknown; use one of decided, all"),
-        (("until=decided", "mode=replay"), "until=decided: not with mode=replay, which runs no"),
-        (("until=decided", "decode.acceptance=0.7"), "until=decided: not with decode.acceptance"),
-        (("until=all", "budget_s=60"), "budget_s: not with until=all; leave it out"),
-        (("mode=replay", "budget_s=60"), "budget_s: not with until=all, as it is with mode=replay"),
-        (("budget_s=0",), "budget_s: 0.0 is not a number above 0"),
-        (("clock=cuckoo",), "clock: 'cuckoo' is unknown; use one of wall, cpu"),
-        (("prompts.limit=some",), "prompts.limit: 'some' is not auto or a whole number"),
-    ],
-)
-def test_keys_that_do_not_go_together_are_refused(words: tuple[str, ...], says: str) -> None:
-    with pytest.raises(UserError) as refused:
-        compose("sweep", words)
-    assert str(refused.value).startswith(says)
-
-
 @pytest.mark.parametrize("command", ["sweep", "audition"])
 def test_the_processors_time_is_refused_of_a_card(command: str) -> None:
     config = compose(command, ["clock=cpu"])

@@ -581,23 +581,6 @@ def refused(words: Sequence[str], says: str, run: StoredRun | None = None) -> No
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["rate=0", "tpot_ms=30"], "rate: 0.0 is not a number above 0"),
-        (["rate=20"], "tpot_ms: no goal is given"),
-        (["rate=20", "tpot_ms=3", "temperature=[0,1]"], "a plan is for one"),
-        (["rate=20", "tpot_ms=-1"], "tpot_ms: -1.0 is not a number above 0"),
-        (["tpot_ms=30"], "rate: no value and no default"),
-        (["rate=2", "tpot_ms=3", "cache_tokens=[1,2,3]"], "give one number, or that of a plain"),
-    ],
-)
-def test_a_goal_that_cannot_be_meant_is_refused(words: list[str], says: str) -> None:
-    with pytest.raises(UserError) as error:
-        compose("plan", ["run=x", *words])
-    assert says in str(error.value)
-
-
 def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
