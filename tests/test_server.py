@@ -21,12 +21,8 @@ import pytest
 from runs import EXACT_FLAGS, needs_llamacpp, outcome_of, ran, stored
 from served_pair import DRAFT, Served
 from server_answers import (
-    PLAIN_META,
     TIMES,
-    TOKENS,
     completion,
-    in_turn,
-    sglang_answers,
     vllm_answers,
 )
 from stand_in_server import StandIn
@@ -698,10 +694,7 @@ def test_another_model_behind_an_address_is_refused_before_there_is_a_run(
     assert not list(tmp_path.iterdir())
 
 
-GENERATED = "vllm:generation_tokens_total"
 VLLM_PLAIN = vllm_answers(**{"/v1/completions": completion(TIMES)})
-SGLANG_PLAIN = sglang_answers(**{"/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META}})
-IGNORES = {"version": "0.5.23", "speculative_num_steps": None}
 
 
 def test_the_drafts_model_behind_the_plain_address_is_refused_by_its_name(
@@ -722,47 +715,21 @@ def test_the_drafts_model_behind_the_plain_address_is_refused_by_its_name(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("engine", "plain", "drafting", "message"),
-    [
-        ("vllm", VLLM_PLAIN, {**VLLM_PLAIN, "/metrics": 404}, "no counters in its answers or at"),
-        (
-            "vllm",
-            VLLM_PLAIN,
-            {**VLLM_PLAIN, "/metrics": in_turn({GENERATED: 0.0}, {GENERATED: len(TOKENS)})},
-            "it drafted nothing; k=2 needs --speculative-config",
-        ),
-        ("vllm", vllm_answers(), vllm_answers(), "given as the server that decodes plainly"),
-        ("sglang", SGLANG_PLAIN, SGLANG_PLAIN, "no counters in its answers, though it drafts"),
-        (
-            "sglang",
-            SGLANG_PLAIN,
-            {**SGLANG_PLAIN, "/server_info": IGNORES},
-            "it drafted nothing; k=2 needs --speculative-algorithm",
-        ),
-    ],
-)
-def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_is_a_run(
-    stand_in: Callable[..., StandIn],
-    tmp_path: Path,
-    engine: str,
-    plain: dict[str, Any],
-    drafting: dict[str, Any],
-    message: str,
+def test_a_server_that_does_not_tell_what_it_drafts_is_refused_before_there_is_a_run(
+    stand_in: Callable[..., StandIn], tmp_path: Path
 ) -> None:
     tokenizer = load_vocabulary(TINY).tokenizer
 
     def detokenize(body: dict[str, Any]) -> dict[str, str]:
-        text = tokenizer.decode(body["tokens"])
-        return {"prompt": text, "text": text}
+        return {"prompt": tokenizer.decode(body["tokens"])}
 
-    urls = [stand_in({**each, "/detokenize": detokenize}).url for each in (plain, drafting)]
-    words = [f"engine={engine}", f"url=[{','.join(urls)}]", "k=[2]", "score=false"]
-    with pytest.raises(UserError, match=message) as error:
+    answers = {**VLLM_PLAIN, "/detokenize": detokenize}
+    urls = [stand_in(each).url for each in (answers, {**answers, "/metrics": 404})]
+    words = ["engine=vllm", f"url=[{','.join(urls)}]", "k=[2]", "score=false"]
+    with pytest.raises(UserError, match="no counters in its answers or at") as error:
         command.run(asked(tmp_path, *words))
     assert "\n" not in str(error.value)
-    if "no counters" in message:
-        assert "use engine=openai, which only times" in str(error.value)
+    assert "use engine=openai, which only times" in str(error.value)
     assert not list(tmp_path.iterdir())
 
 

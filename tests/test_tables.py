@@ -15,12 +15,10 @@ from timed_server import stored_timed
 
 from harness import formatting as fmt
 from harness.analysis import analyse
-from harness.analysis.comparison import compare
 from harness.records import MachineLoad, ResultRow
 from harness.reporting import plots, tables
 from harness.reporting.content import content_of
 from harness.reporting.pages import PAGES, brief_tables, tables_of
-from harness.reporting.plots import load as load_plots
 from harness.reporting.plots import style
 from harness.reporting.tables import leaderboard
 from harness.reporting.tables.specification import Cell, Column, Table, table
@@ -345,61 +343,3 @@ def test_a_sweep_that_measured_a_part_of_its_prompts_says_so_at_every_k_of_its_v
     shown = cells_table(replace(made, results=tuple(part)))
     assert {cell.text for cell in shown.column("prompts")} == {"2 of 8"}
     assert "prediction error" not in [column.one_line for column in shown.columns]
-
-
-@pytest.mark.exhaustive
-def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k() -> None:
-    made = analysed("server")
-    served = made.served
-    assert served is not None
-    loads = {cell.concurrency for cell in served.load}
-    assert loads == {1, 4}
-
-    def load_of(**changes: Any) -> str | None:
-        changed = replace(made, served=replace(served, **changes))
-        with style.styled():
-            plot = load_plots.draw_load(changed, style.WIDE)
-        return None if plot is None else words(plot.svg)
-
-    drawn = load_of() or ""
-    panels = [
-        f"{what}, temperature {at}" for what in ("throughput", "TTFT", "TPOT") for at in (0, 1)
-    ]
-    assert all(
-        text in drawn for text in (*panels, "requests side by side", "plain decoding", "K=4")
-    )
-    assert "p50 as a line, p99 dashed" in " ".join(drawn.split(" | "))
-
-    fewer = tuple(
-        replace(
-            row,
-            first_token=row.first_token and replace(row.first_token, p99=None),
-            per_token=row.per_token and replace(row.per_token, p99=None),
-            request=row.request and replace(row.request, p99=None),
-        )
-        for row in served.latencies
-    )
-    assert "p95" in (load_of(latencies=fewer) or "")
-    assert "throughput" in (load_of(latencies=()) or "")
-    assert load_of(load=tuple(c for c in served.load if c.concurrency == 1)) is None
-    arriving = tuple(
-        replace(cell, concurrency=None, rate=2.0 * (cell.concurrency or 0)) for cell in served.load
-    )
-    assert "requests per second" in (load_of(load=arriving) or "")
-
-
-@pytest.mark.exhaustive
-def test_compared_runs_have_a_picture_of_their_ratios_and_of_their_engines() -> None:
-    names = ("sweep", "sweep_small", "server")
-    runs = [load(FROZEN / name) for name in names]
-    made = Summary(
-        replace(analysed("sweep").run, command="report"), comparison=compare(runs, fail_below=0.95)
-    )
-    engines, ratios = plots.drawn(made)
-    assert (engines.name, ratios.name) == ("speedup_by_engine.svg", "speedup_ratio.svg")
-    assert all(name in words(engines.svg) for name in ("sweep", "sweep_small", "llama.cpp"))
-    assert all(name in words(ratios.svg) for name in (*names, "fail_below=0.95"))
-    assert made.comparison is not None
-    alone = tuple(replace(row, speedup_ratio=None) for row in made.comparison.rows)
-    nothing = replace(made.comparison, rows=alone, engines=())
-    assert plots.drawn(replace(made, comparison=nothing)) == ()
