@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ONE_AT_A_TIME = threading.Lock()
 URL = "http://127.0.0.1:8000"
 SMALL = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1")
-SWEEP = (*SMALL, "draft=tiny_good", "temperature=[0]")
+SWEEP = (*SMALL, "draft=tiny_good", "temperature=[0]", "until=all")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .* function is executing locally"),
