@@ -437,7 +437,7 @@ def factories(drafts: dict[str, CachedModel]) -> dict[str, Make]:
 
 @pytest.mark.parametrize(
     ("stride", "ks"),
-    [(4, (2, 8)), pytest.param(1, (1, 2, 4, 8, 16), marks=pytest.mark.exhaustive)],
+    [(4, (4,)), pytest.param(1, (1, 2, 4, 8, 16), marks=pytest.mark.exhaustive)],
 )
 def test_greedy_replay_equals_the_loop_for_every_prompt_draft_and_k(
     target: CachedModel,
