@@ -48,7 +48,11 @@ from tools.gguf_file import write_block_gguf
 
 LAYERS, VOCABULARY = 7, 16
 SAMPLED = SamplingParameters(1.0)
-SAMPLINGS = (GREEDY, SAMPLED, SamplingParameters(0.7, top_k=9, top_p=0.9, repetition_penalty=1.3))
+SAMPLINGS = (
+    GREEDY,
+    SamplingParameters(0.7, top_k=9, top_p=0.9, repetition_penalty=1.3),
+    pytest.param(SAMPLED, marks=pytest.mark.exhaustive),
+)
 PROMPTS: tuple[tuple[int, ...], ...] = (
     (5, 9, 3, 2, 7, 5, 9),
     (8,),

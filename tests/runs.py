@@ -1,9 +1,11 @@
 """Commands run in this process and what they stored, and the runs that are stored here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from harness.analysis import analyse
 from harness.cli import compose, work
 from harness.commands.run_lifecycle import Outcome
 from harness.records import CopyBandwidth
+from harness.stats.crossfit import LEAST_DEALS
 from harness.storage import StoredRun, load
 from harness.summary import Summary, TextLikelihood
 
@@ -22,6 +25,9 @@ EXACT = (
     *("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32"),
 )
 EXACT_FLAGS = f"flags=[{','.join(EXACT)}]"
+needs_llamacpp = pytest.mark.skipif(
+    find_spec("xllamacpp") is None, reason="needs the llamacpp extra"
+)
 
 
 @cache
@@ -56,6 +62,21 @@ def timed_little() -> Iterator[None]:
             "harness.commands.timing.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
         )
         yield
+
+
+@contextmanager
+def dealt_little() -> Iterator[None]:
+    """Prompts are dealt into folds as often as those of a large run, not sixteen times as often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.stats.crossfit.MOST_DEALS", LEAST_DEALS)
+        patch.setattr("harness.analysis.verdict.CLOSE_DEALS", 1)
+        yield
+
+
+def sample(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """The values of a parameter of which `make test` takes these, and `make test-all` every one."""
+    exhaustive = pytest.mark.exhaustive
+    return [value if value in kept else pytest.param(value, marks=exhaustive) for value in values]
 
 
 def outcome_of(command: str, *words: str | Path) -> Outcome:

@@ -189,7 +189,10 @@ def gaps_of(trials: Sequence[Trial], scored: ScoredTexts, threshold: float) -> A
     )
 
 
-@pytest.fixture(scope="module", params=["tiny_good", "tiny_eagle3"])
+@pytest.fixture(
+    scope="module",
+    params=["tiny_good", pytest.param("tiny_eagle3", marks=pytest.mark.exhaustive)],
+)
 def pair(request: pytest.FixtureRequest) -> Opened:
     words = [f"draft={request.param}", "decode.stop=threshold", "new_tokens=12", "threads=1"]
     config = compose("sweep", [*words, "k=[4]", "temperature=[0,1]", "prompts.limit=6"])
@@ -210,7 +213,7 @@ def test_greedy_rounds_and_drafted_tokens_of_an_embedded_pair_are_those_replayed
 
 @pytest.mark.parametrize(
     ("generations", "thresholds"),
-    [(12, FIVE[1::2]), pytest.param(480, FIVE, marks=pytest.mark.exhaustive)],
+    [(12, FIVE[1:2]), pytest.param(480, FIVE, marks=pytest.mark.exhaustive)],
 )
 def test_sampled_rounds_and_drafted_tokens_of_an_embedded_pair_are_those_replayed_on_average(
     pair: Opened, generations: int, thresholds: tuple[float, ...]
@@ -282,6 +285,7 @@ def test_the_best_threshold_is_less_the_optimism_of_its_choice_and_has_an_interv
     assert (few.best.speedup_lo, few.fixed.speedup_hi) == (None, None)
 
 
+@pytest.mark.exhaustive
 def test_an_audition_shows_the_best_threshold_of_each_draft(tmp_path: Path) -> None:
     words = ["drafts=[tiny_good,tiny_eagle3,ngram]", "k=[1,2,4]", "prompts.limit=2"]
     words += ["new_tokens=12"]

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from markupsafe import escape
 from rich.console import Console
-from runs import FROZEN, analysed
+from runs import FROZEN, analysed, sample
 
 from harness import formatting, reporting
 from harness.analysis import analyse
@@ -28,7 +28,6 @@ from harness.records import GREEDY, Trial, first
 from harness.reporting import grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
-from harness.reporting.pages import tables_of
 from harness.serving.drafts import kind_of
 from harness.serving.engines import drafts_alike, spec_of, with_lines
 from harness.storage import StoredRun, load
@@ -256,7 +255,11 @@ def unmeasured_claims(text: str, ran: str | None = None) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", [*RUNS, "tests/frozen/server"])
+# Those whose answers differ most
+CLAIMS = ("nothing is accepted", "an audition", "many temperatures", "tests/frozen/server")
+
+
+@pytest.mark.parametrize("name", sample([*RUNS, "tests/frozen/server"], *CLAIMS))
 def test_no_engine_that_was_not_timed_has_a_speedup_or_is_called_measured(
     name: str, tmp_path: Path
 ) -> None:
@@ -461,19 +464,6 @@ def test_what_changes_the_reading_is_never_among_the_notes_that_are_left_out(nam
 
 
 @any_run
-def test_no_sentence_contradicts_the_headline_or_holds_a_raw_name(name: str) -> None:
-    made = summary(name)
-    content = content_of(made)
-    text = " ".join([*content.verdicts, *content.reasons, repr(content.next_step)])
-    assert not re.search(r"greedy_draft|exact_match|does_not_pay|held_out", text) or (
-        "decode.rule=" in text
-    )
-    assert not re.search(r"best\b[^.]* at 0\.\d\dx", text)
-    notes = " ".join(note for snippet in content.snippets[:1] for note in snippet.notes)
-    assert not ("serve " in content.verdicts[0] and "No draft" in notes)
-
-
-@any_run
 def test_report_md_and_report_html_lead_with_the_same_grid(name: str, tmp_path: Path) -> None:
     content = content_of(summary(name))
     assert content.grid is not None
@@ -512,15 +502,6 @@ def test_a_k_beyond_the_times_is_left_out_and_named() -> None:
     assert {row.k for row in made.results} == {0, 1, 2}
 
 
-def test_where_the_target_is_on_a_server_measuring_there_is_advised() -> None:
-    made = summary("an audition")
-    served = Caveat("texts_from", {"engine": "vllm", "version": "0.32.0", "url": "host:8000"})
-    advice = content_of(replace(made, caveats=(*made.caveats, served))).next_step
-    assert advice is not None
-    assert advice.command.startswith("python -m harness.server engine=vllm k=")
-    assert " 'url=[PLAIN,SPECULATIVE]' " in advice.command
-
-
 @pytest.mark.parametrize(
     ("facts", "keys"),
     [
@@ -541,12 +522,6 @@ def test_the_sweep_that_is_advised_names_a_draft_that_there_is(
     run = replace(made.run, models=tuple(models))
     advice = content_of(replace(made, answers=tuple(answers), run=run)).next_step
     assert advice is None if keys is None else f"harness.sweep model=tiny {keys}k=" in str(advice)
-
-
-def test_many_temperatures_show_the_rows_of_the_marked_engine_first() -> None:
-    text = "\n".join(screen(summary("many temperatures")))
-    for temperature in ("0", "1", "0.3", "0.5", "0.7", "1.2", "1.5"):
-        assert re.search(rf"^[* ] {re.escape(temperature)} +the harness's", text, re.MULTILINE)
 
 
 def of_temperature(made: Summary, temperature: float) -> tuple[Any, Any]:
@@ -612,55 +587,6 @@ def test_a_draft_that_no_engine_has_is_marked_and_never_the_best() -> None:
     by_title = {entry.title: entry for entry in content_of(asked(made, "mlx")).tables}
     mlx = by_title["Predicted on the harness's loop at temperature 1, if accepted as on mlx-lm"]
     assert "tiny_eagle3 (none of these engines)" in [cell.text for cell in mlx.column("draft")]
-
-
-def test_the_console_of_an_audition_always_has_its_ranking() -> None:
-    made = analysed("audition")
-    board = made.leaderboards[0]
-    *drafts, plain = sorted(board.rows, key=lambda row: row.draft is None)
-    more = [replace(drafts[-1], draft=f"another_{n}") for n in range(9 - len(drafts))]
-    rows = tuple(replace(row, rank=n) for n, row in enumerate([*drafts, *more, plain], start=1))
-    boards = tuple(replace(each, rows=rows) for each in made.leaderboards)
-    failed = tuple(Failure(f"draft bad_{n}", "it is damaged", f"bad_{n}") for n in range(2))
-    run = replace(made.run, status="failed", ranked=9, not_scored=("bad_0", "bad_1"))
-    hard = replace(made, run=run, leaderboards=boards, failures=failed)
-    lines = screen(hard)
-    assert len(lines) <= MOST_LINES
-    text = "\n".join(line.rstrip() for line in lines)
-    assert all(f"\n{row.draft or 'do not speculate'} " in text for row in rows)
-    # Every draft without a rank is in one table, whatever the reason
-    other = Failure("other", "another tokenizer")
-    (unranked,) = (
-        entry
-        for entry in tables_of(replace(hard, ineligible=(other,)))
-        if entry.title == "Not ranked"
-    )
-    assert [cell.text for cell in unranked.column("draft")] == ["other", "bad_0", "bad_1"]
-    # Which row is the verdict's stands below it, and what failed is no note without a subject
-    assert "1.00x             -  -\ncorrected: less what choosing draft and K " in text
-    assert not re.search(r"\n\n\d+ (more )?notes? .*\n\nEvery draft", text)
-    assert "PARTIAL RANKING: 9 of 11 drafts are ranked. Not ranked: bad_0, bad_1." in text
-    assert "FAILED RUN" not in text
-    assert len(lines) < len(printed(made, "tables")) < len(printed(made, True))
-
-
-def printed(made: Summary, verbose: Any) -> list[str]:
-    out = io.StringIO()
-    reporting.show(made, Console(file=out, width=80), verbose=verbose)
-    return out.getvalue().splitlines()
-
-
-def test_a_row_names_its_draft_unless_the_first_row_did() -> None:
-    made = analysed("audition")
-    renamed = tuple(
-        replace(each, draft="tiny_small") if each.temperature and each.draft else each
-        for each in made.answers
-    )
-    rows = [row.serve for row in grid.rows(replace(made, answers=renamed))]
-    later = [row.serve for row in grid.rows(made)]
-    assert rows[0] == later[0] == "tiny_good, K=4"
-    assert any(words.startswith("K=2 if cost") for words in later)
-    assert all("tiny_small, K=" in words for words in rows if "K=2" in words)
 
 
 def test_a_best_k_at_the_edge_of_the_grid_is_a_caveat_with_the_command_that_looks_further() -> None:
@@ -741,17 +667,3 @@ def test_drafts_that_were_timed_on_a_machine_of_changing_speed_are_named_and_not
     assert str(said.values["times"]).partition("(")[2].startswith("tiny_good), ")
     assert "tiny_small" in str(said.values["times"])
     assert any("ranks do not compare" in caution for caution in content_of(made).cautions)
-
-
-def test_a_ranking_that_is_cut_ends_with_a_whole_row_and_counts_rows() -> None:
-    made = analysed("audition")
-    board = made.leaderboards[0]
-    long = [
-        replace(board.rows[0], rank=n, draft=f"draft_{n} with a name of several words")
-        for n in range(1, 15)
-    ]
-    boards = tuple(replace(each, rows=tuple(long)) for each in made.leaderboards)
-    text = "\n".join(screen(replace(made, leaderboards=boards)))
-    (left,) = re.findall(r"(\d+) more rows with verbose=tables", text)
-    shown = re.findall(r"^draft_\d+ ", text, re.MULTILINE)
-    assert int(left) == len(long) - len(shown) > 0

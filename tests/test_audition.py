@@ -2,7 +2,6 @@
 
 import errno
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from random_models import qwen3, save, small
-from runs import outcome_of, ran, stored
+from runs import outcome_of, ran, sample, stored
 from stubs import CPU
 from transformers import MixtralConfig
 
@@ -248,6 +247,7 @@ def test_every_bad_draft_is_named_and_the_others_are_ranked(
     assert summary.drafts == ("tiny_small",)
 
 
+@pytest.mark.exhaustive
 def test_a_ranking_without_its_unusable_drafts_is_named_so_and_can_be_completed_without_them(
     tmp_path: Path,
 ) -> None:
@@ -444,16 +444,13 @@ def graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     compiled_pieces.cache_clear()
 
 
-def exhaustive(*values: Any) -> list[Any]:
-    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
-
-
 def target_of(asked: AuditionConfig) -> Target:
     return open_target(asked, prompt_sets.load(asked.prompts))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("graphs_on_the_cpu")
-@pytest.mark.parametrize("left", [1, *exhaustive(*range(2, 9))])
+@pytest.mark.parametrize("left", range(1, 9))
 def test_graphs_are_timed_at_every_context_near_the_end_of_a_cache(
     left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,8 +482,8 @@ UNCOMPILED = "compiling failed (NoCompilerError: no C compiler): graphs of uncom
 
 
 @pytest.mark.usefixtures("graphs_on_the_cpu")
-@pytest.mark.parametrize("command", ["audition", "sweep", "snapshot", *exhaustive("profile")])
-@pytest.mark.parametrize("compiles", [False, *exhaustive(True)])
+@pytest.mark.parametrize("command", sample(["audition", "sweep", "profile", "snapshot"], "sweep"))
+@pytest.mark.parametrize("compiles", sample([False, True], False))
 def test_pieces_that_do_not_compile_go_on_uncompiled_with_a_caveat(
     compiles: bool, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,16 +502,3 @@ def test_pieces_that_do_not_compile_go_on_uncompiled_with_a_caveat(
     assert [(v["role"], v["reason"]) for v in fallbacks] == [
         (role, UNCOMPILED) for role in roles if not compiles
     ]
-
-
-@pytest.mark.usefixtures("graphs_on_the_cpu")
-def test_a_terminal_shows_that_a_model_is_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    target_of(config(tmp_path, "backend=cuda_graphs"))
-    assert "compiling model tiny, the first time takes minutes" in capsys.readouterr().err
-    target_of(config(tmp_path))
-    assert "compiling" not in capsys.readouterr().err

@@ -5,13 +5,13 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import util
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from random_models import qwen3
+from runs import needs_llamacpp
 from transformers import AutoModelForCausalLM
 
 from harness.cloud.remote import SMOKE_STEPS
@@ -44,6 +44,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return run
 
 
+@pytest.mark.exhaustive
 def test_the_gpu_benchmark_runs_on_toy_shapes_and_keeps_what_it_has(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_texts_are_those_of_transformers_assisted_generation(bench: Bench, tmp_p
     assert [(row["k"], row["same"]) for row in rows] == [(0, True), (2, True)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
 def test_prediction_holds_predictions_against_measurements_cell_by_cell(
     bench: Bench, capsys: pytest.CaptureFixture[str]
@@ -228,6 +230,7 @@ def test_published_lengths_and_throughputs_are_compared_by_k(
     assert said.strip() in page
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
 def test_the_benchmark_of_servers_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -259,6 +262,7 @@ def test_the_benchmark_of_servers_writes_its_page(
     assert "| code | 3 | 3.39 |" in text
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize("option", ["--clocks", "--kinds"])
 def test_the_benchmark_of_servers_says_what_predictions_miss(
@@ -280,7 +284,7 @@ def test_the_benchmark_of_servers_says_what_predictions_miss(
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@needs_llamacpp
 def test_the_benchmark_of_servers_holds_one_k_against_all_of_other_and_of_the_same_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -315,6 +319,7 @@ def test_the_cost_of_replay_stands_next_to_the_loops(
     assert "the loop in all 96 cells: " in out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
 def test_the_default_sweep_is_held_against_the_grid_that_it_replaces(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -63,9 +63,8 @@ def static(network: PreTrainedModel) -> StaticModel:
 RATES = (0.9, 0.8)
 SAMPLED = [
     (dense, SamplingParameters(0.0), "ratio", None),
-    (dense, SamplingParameters(1.0), "greedy_draft", None),
     (mixture, SamplingParameters(1.0), "ratio", RATES),
-    (mixture, SamplingParameters(0.8, top_k=20, top_p=0.9), "ratio", None),
+    (mixture, SamplingParameters(0.8, top_k=20, top_p=0.9), "greedy_draft", None),
 ]
 SAMPLINGS = [
     SamplingParameters(0.0),

@@ -12,7 +12,6 @@ from harness.analysis.cards import rank_cards
 from harness.cloud.jobs import card_named
 from harness.commands.dry_run import all_cards
 from harness.records import UserError
-from harness.reporting.console import MOST_LINES
 from harness.storage import RunFolder, StoredRun, load
 from harness.summary import Summary
 from harness.theory.roofline import is_card
@@ -206,17 +205,6 @@ def test_cards_are_combined_into_one_run(
         combine(combined.folder)
     with pytest.raises(UserError, match="not a run folder"):
         combine(tmp_path)
-
-
-@pytest.mark.parametrize("models", [(), ("model=qwen3_4b", "draft=qwen3_0_6b")])
-def test_a_dry_run_takes_few_lines(
-    models: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    for command in ("sweep", "profile", "snapshot"):
-        outcome_of(command, "dry_run=true", *models)
-        lines = capsys.readouterr().out.splitlines()
-        assert len(lines) <= MOST_LINES
-        assert max(map(len, lines)) <= 80
 
 
 def test_a_dry_run_prints_the_modelled_cost_of_one_card_or_of_all(

@@ -354,9 +354,3 @@ def test_a_model_spread_over_cards_says_what_it_is() -> None:
         assert part in line
     assert "on no card" not in line
     assert "on no card" in said(["cuda:0", "cuda:1", "meta"])[0]
-
-
-def test_readings_are_read_back_as_they_were_stored() -> None:
-    stored = CardReadings(3, 2, sm_mhz=Spread(1.0, 2.0, 3.0), throttled={"power_cap": 1})
-    manifest = load_run(FROZEN / "sweep").manifest.updated(card_readings=[stored])
-    assert manifest.card_readings == (stored,)

@@ -19,7 +19,7 @@ from harness.config import SCHEMAS, ModelConf
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 SEED_DOORS = ("sweep", "audition", "profile", "snapshot", "server", "breakeven", "report")
-SAMPLE, EXHAUSTIVE = 24, 2500
+SAMPLE, EXHAUSTIVE = 12, 2500
 
 
 def words(text: str) -> list[str]:

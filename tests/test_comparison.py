@@ -20,11 +20,10 @@ from harness.commands import report
 from harness.commands.run_lifecycle import Outcome
 from harness.config import ReportConfig
 from harness.records import Trial, UserError
-from harness.reporting.tables.comparison import brief_tables, comparison_tables
 from harness.stats.jackknife import speedup_interval
 from harness.storage import RunFolder, StoredRun, load
 from harness.storage.manifest import Manifest
-from harness.summary import Comparison, ComparisonRow, RunFacts, Summary
+from harness.summary import ComparisonRow
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 SWEEP = load(FROZEN / "sweep")
@@ -65,10 +64,6 @@ def rows(run: StoredRun, temperature: float = 0.0) -> dict[tuple[str | None, int
     return {(row.prompt_set, row.k): row for row in compared if row.temperature == temperature}
 
 
-def codes(comparison: Comparison) -> list[str]:
-    return [caveat.code for caveat in comparison.caveats]
-
-
 def nested(entries: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy of nested mappings with one value replaced."""
     key, _, rest = path.partition(".")
@@ -103,24 +98,6 @@ def test_pairing_by_prompt_makes_a_small_loss_visible() -> None:
     )
     assert alone is not None
     assert alone.hi / alone.lo > 1.1, "unpaired, the prompts' own scatter would hide it"
-
-
-def test_a_comparison_says_what_each_run_is_and_whose_weights_hold_for_all() -> None:
-    config = nested(SWEEP.config, "prompts.weights", {"easy": 3, "hard": 1})
-    plain = nested(SWEEP.config, "prompts.weights", None)
-    made = compare([replace(SWEEP, config=config), other(config=plain)])
-    known = [(run.draft, run.engine, run.seed, dict(run.weights)) for run in made.every]
-    assert known == [
-        ("tiny_good", "own", 3, {"easy": 3, "hard": 1}),
-        ("tiny_good", "own", 3, {}),
-    ]
-    shown = Summary(RunFacts("report", "", "complete", None, "tiny", None), comparison=made)
-    for tables in (brief_tables(shown), comparison_tables(shown)):
-        assert tables[0].title == "The runs"
-        assert [cell.text for cell in tables[0].column("prompt sets weigh")] == [
-            "easy 3, hard 1",
-            "equally",
-        ]
 
 
 def test_an_engine_gained_what_prompts_of_every_set_gained_whatever_each_repeated() -> None:

@@ -138,6 +138,7 @@ def test_a_resumed_run_asks_for_no_answer_again(
     assert load(swept.folder).trials == swept.trials
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("unrendered")
 def test_an_audition_scores_every_draft_on_the_same_conversations(tmp_path: Path) -> None:
     drafts = "drafts=[tiny_good,ngram]"
@@ -152,6 +153,7 @@ def test_an_audition_scores_every_draft_on_the_same_conversations(tmp_path: Path
     assert other.trials == run.trials
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("command", ["profile", "snapshot"])
 def test_profile_and_snapshot_run_every_turn(command: str, tmp_path: Path) -> None:
@@ -288,15 +290,3 @@ def test_both_thinking_modes_run_side_by_side(tmp_path: Path) -> None:
     # Each mode continues the answers that it gave itself
     answers = RunFolder(run.folder, run.manifest).answers.read()
     assert Counter(t.prompt_set for t in answers) == {"talks": 3, "talks+thinking": 3}
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_a_report_says_that_thinking_mode_is_off_for_a_model_that_has_one(
-    tmp_path: Path, swept: StoredRun
-) -> None:
-    said = [each for each in analyse(swept).caveats if each.code == "server_defaults"]
-    assert not said, "it has no template"
-    run = ran("sweep", *words(tmp_path, *with_template(tmp_path), "temperature=0"))
-    (said,) = [each for each in analyse(run).caveats if each.code == "server_defaults"]
-    assert said.values["settings"] == "thinking mode"
-    assert said.values["overrides"] == "prompts.enable_thinking=true"

@@ -58,7 +58,7 @@ def modal_lines() -> list[str]:
     return sorted({" ".join(line.split()) for line in full})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_modal_line_of_the_documents_gets_as_far_as_the_missing_account(
     tmp_path: Path,
 ) -> None:
@@ -149,6 +149,7 @@ def test_the_first_screen_has_commands_for_an_own_target_draft_and_prompts(
     assert "one request at a time" in front
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_plots")
 def test_an_audition_of_a_stored_run_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

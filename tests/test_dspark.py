@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from checks_of_heads import (
     keeping,
     random_target,
 )
+from runs import needs_llamacpp, sample
 from safetensors.torch import load_file, save_file
 from stubs import CPU, GREEDY
 from test_block_drafters import (
@@ -134,7 +134,7 @@ def folders(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> di
     return {layout: dspark_folder(target, root / layout, layout) for layout in MADE}
 
 
-@pytest.fixture(scope="module", params=MADE)
+@pytest.fixture(scope="module", params=sample(MADE, "specforge", "speculators_masks"))
 def head(
     request: pytest.FixtureRequest, target: LoadedModel, folders: dict[str, Path]
 ) -> DSparkHead:
@@ -285,7 +285,8 @@ def of_bigrams(target: LoadedModel, folder: Path, drafts: int, first: int) -> Pa
     return written(folder, config, tensors)
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@needs_llamacpp
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("first", [0, 1], ids=["anchored", "masks"])
 def test_llamacpp_drafts_with_a_converted_dspark_drafter_as_replayed(
     first: int, tmp_path: Path

@@ -15,7 +15,7 @@ from checks_of_heads import (
     keeping,
     random_target,
 )
-from runs import assert_replay_is_exact, ran
+from runs import assert_replay_is_exact, ran, sample
 from safetensors.torch import load_file, save_file
 from stubs import GREEDY
 from torch import nn
@@ -114,7 +114,7 @@ def target() -> LoadedModel:
     return random_target()
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=sample(LAYOUTS, "safeailab", "qwen2"))
 def head(
     request: pytest.FixtureRequest, target: LoadedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> LayerHead:

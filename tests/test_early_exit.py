@@ -60,6 +60,7 @@ def alphas(run: StoredRun) -> dict[str | None, float]:
     return {row.draft: row.alpha or 0.0 for row in analyse(run).leaderboards[0].rows}
 
 
+@pytest.mark.exhaustive
 def test_an_audition_ranks_an_early_exit_and_a_copy(tmp_path: Path) -> None:
     drafts = "drafts=[early_exit@layers:4,half@early_exit,bf16,ngram]"
     run = ran("audition", tmp_path, drafts, "k=[1,2]", *GRID, *TIMES)

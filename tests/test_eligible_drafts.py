@@ -90,20 +90,6 @@ def planned(capsys: pytest.CaptureFixture[str]) -> Planned:
     return run
 
 
-def test_the_plan_prints_the_pairing_table(planned: Planned) -> None:
-    out = planned("drafts=auto", "model=qwen3_4b", "verbose=true")
-    assert "Drafts for qwen3_4b" in out
-    for words in ("another tokenizer", "the target itself", "looks its tokens up"):
-        assert words in " ".join(out.split())
-
-
-def test_the_table_of_drafts_says_which_are_named(planned: Planned) -> None:
-    out = planned("drafts=[auto,int8,mtp]", "model=qwen3_30b_a3b", "verbose=true")
-    for draft in ("int8", "mtp"):
-        assert re.search(rf"^{draft} +named", out, re.MULTILINE), out
-    assert re.search("^bf16 +not eligible", out, re.MULTILINE)
-
-
 def test_a_plan_says_in_its_first_lines_what_it_costs_and_that_the_target_does_not_fit(
     planned: Planned,
 ) -> None:
@@ -123,6 +109,7 @@ def test_the_embedded_models_share_the_tokenizer_that_their_family_claims() -> N
     assert all(tokenizer_difference(first, other) is None for other in others)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", ["qwen3_32b"])
 def test_no_draft_is_eligible_and_does_not_fit(
     model: str, capsys: pytest.CaptureFixture[str]

@@ -20,10 +20,8 @@ from harness.analysis.scored_drafts import scored_drafts
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import leaderboard, pair_run
 from harness.analysis.verdict import ONE_SIDED, Candidate, decide
-from harness.cli import compose
 from harness.commands import draft_scoring, looks
 from harness.records import StepTiming, UserError
-from harness.reporting.tables.leaderboard import dropped_notes
 from harness.stats.crossfit import VisitCosts, Workload
 from harness.stats.two_phase import LOOKS, look_shares, nominal_error
 from harness.storage import StoredRun, load
@@ -189,6 +187,7 @@ def dropping(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     return at  # type: ignore[return-value]
 
 
+@pytest.mark.exhaustive
 def test_a_look_scores_a_quarter_of_the_prompts_and_makes_a_quarter_of_the_visits(
     dropping: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +212,7 @@ def test_a_look_scores_a_quarter_of_the_prompts_and_makes_a_quarter_of_the_visit
     assert {t.model for t in run.timings if t.role == "draft"} == {"tiny_good", "ngram"}
 
 
+@pytest.mark.exhaustive
 def test_with_until_all_nobody_is_dropped(dropping: dict[str, int], tmp_path: Path) -> None:
     dropping |= {"tiny_good": 1, "ngram": 1}
     words = ("drafts=[tiny_good,ngram]", "prompts.limit=8", "until=all")
@@ -290,6 +290,7 @@ def lost(alphas: dict[str, float], seed: int) -> list[tuple[str | None] | None]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_tie_is_seldom_dropped_and_a_clear_loser_early() -> None:
     ties = [any(lost({"one": 0.8, "other": 0.8}, seed)) for seed in range(60)]
     assert sum(ties) <= 3  # 1 % is spent by the third look
@@ -320,45 +321,3 @@ def test_a_ratio_of_two_candidates_is_the_speedup_of_one_over_the_other() -> Non
     # Drafts were visited apart, and K of one draft together
     apart = visits[0].variance.value[1] + visits[1].variance.value[0]
     assert of_visits[2] == pytest.approx(apart)
-
-
-# ---- what is said --------------------------------------------------------------------------------
-
-
-def test_a_dry_run_says_that_losers_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome_of("audition", "dry_run=true", "verbose=true")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "early elimination" in said
-    assert "looks of 8 prompts, draft by draft" in said
-    outcome_of("audition", "dry_run=true", "verbose=true", "until=all")
-    assert "early elimination" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("until=soon",), "until: 'soon' is unknown; use one of decided, all"),
-        (("until=all", "budget_s=60"), "budget_s: not with until=all; leave it out"),
-        (
-            ("until=decided", "scores_from=[a.csv]", "latency.target_ms=1", "model=tiny"),
-            "until=decided: not with scores_from, where every score is known; leave until out",
-        ),
-        (
-            ("texts_from=http://localhost:1", "latency.target_ms=1", "budget_s=5"),
-            "budget_s: not with until=all, as it is with texts_from",
-        ),
-    ],
-)
-def test_keys_that_do_not_go_together_are_refused(words: tuple[str, ...], says: str) -> None:
-    with pytest.raises(UserError) as refused:
-        compose("audition", words)
-    assert str(refused.value).startswith(says)
-
-
-def test_a_note_names_all_that_a_draft_lost_to(eliminated: StoredRun) -> None:
-    (board, *_) = analyse(eliminated).leaderboards
-    row = replace(board.rows[0], draft="slow", dropped=Dropped(16, 64, ("fast", None)))
-    assert [*dropped_notes([row])] == [
-        "slow: dropped after 16 of 64 prompts, significantly slower than fast and plain decoding;"
-        " its numbers are of these prompts."
-    ]

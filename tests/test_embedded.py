@@ -115,12 +115,14 @@ def test_the_target_answers_and_stops():
     assert tokenizer.decode(completion) == f"\nThe capital of France is Paris.{END_TOKEN}"
 
 
+@pytest.mark.exhaustive
 def test_the_good_draft_pays_on_easy_text_and_not_on_hard_text(acceptance):
     assert acceptance[GOOD.name, "easy"].sampled >= 0.75
     assert acceptance[GOOD.name, "hard"].sampled <= 0.72
     assert acceptance[GOOD.name, "easy"].greedy > acceptance[GOOD.name, "hard"].greedy + 0.1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["easy", "hard"])
 def test_the_small_draft_is_worse_and_the_unrelated_one_useless(acceptance, kind):
     good, small = acceptance[GOOD.name, kind].sampled, acceptance[SMALL.name, kind].sampled

@@ -15,13 +15,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from runs import needs_llamacpp, sample
 from server_answers import (
     AFTER,
     BEFORE,
@@ -50,7 +50,6 @@ from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import OpenedPair, ToServe, adapter_of
 from harness.engines.client import HttpClient
-from harness.engines.counters import Samples
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, only_model
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
 from harness.engines.openai import OpenAiServer
@@ -223,11 +222,6 @@ def test_a_servers_draft_takes_of_a_requests_sampling_the_temperature_alone(
     }
     with engines[engine]().open(2) as server:
         assert server.facts.draft_sampling(asked) == SamplingParameters(0.7)
-
-
-def test_metrics_are_added_over_their_labels() -> None:
-    page = '# TYPE a counter\na{b="c d",e="f"} 1.5\na{b="g"} 2\nh 3e2\n'
-    assert Samples.of(page).sums == {"a": 3.5, "h": 300.0}
 
 
 @pytest.mark.parametrize(
@@ -797,7 +791,7 @@ def test_a_users_own_share_of_the_card_goes_before(tmp_path: Path, engine: str, 
 
 
 @pytest.mark.parametrize("card", [True, False])
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", sample(["vllm", "sglang"], "sglang"))
 def test_the_share_of_the_card_is_read_when_the_server_starts(
     engine: str, card: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -833,7 +827,7 @@ def test_the_share_of_the_card_is_read_when_the_server_starts(
     assert float(share) == pytest.approx(expected[engine], abs=0.01)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", sample(["vllm", "sglang"], "sglang"))
 def test_the_commands_of_a_run_have_the_share_that_each_server_was_started_with(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -991,18 +985,6 @@ def test_a_rule_that_a_draft_cannot_be_accepted_by_is_refused(engine: str, rule:
     with pytest.raises(UserError, match=known):
         adapter_of(compose("server", [*words, "draft=hf", "draft.id=ORG/DRAFT"]))
     assert adapter_of(compose("server", [*words, "draft=mtp"])).spec.name == engine
-
-
-def test_block_verification_is_not_replayed_with_a_threshold() -> None:
-    words = ["decode.rule=block", "decode.stop=threshold"]
-    for command in ("sweep", "audition"):
-        with pytest.raises(UserError, match=r"decode\.stop=threshold: .* by decode\.rule=block"):
-            compose(command, words)
-
-
-def test_a_rule_that_is_lossy_is_refused_by_its_name() -> None:
-    with pytest.raises(UserError, match=r"decode.rule: 'fly' is refused \(vLLM's fly accepts"):
-        compose("server", ["engine=vllm", "decode.rule=fly"])
 
 
 # ---- servers that fail ---------------------------------------------------------------------------
@@ -1382,7 +1364,7 @@ def test_llamacpp_drafts_by_the_files_that_are_given(
     assert "--spec-type" not in engine.flags(0)
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@needs_llamacpp
 def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured(tmp_path: Path) -> None:
     target, draft = gguf_files(tmp_path)
     files = [f"model.gguf={target}", f"draft.gguf={draft}", "model=hf", f"model.id={tmp_path}"]
@@ -1392,7 +1374,7 @@ def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured(tmp_path: Path) -
         adapter_of(config).check(config)
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@needs_llamacpp
 @pytest.mark.parametrize(
     ("kind", "field", "sizes"),
     [

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from random_models import save, small
-from runs import EXACT
+from runs import EXACT, needs_llamacpp
 from served_pair import KS, Served, completed
 from stand_in_server import StandIn
 from stubs import CPU, GREEDY
@@ -45,9 +44,6 @@ from tools.gguf_file import write_gguf
 
 # How long a test waits for a process, however busy the machine is
 PATIENCE_S = 60.0
-needs_llamacpp = pytest.mark.skipif(
-    find_spec("xllamacpp") is None, reason="needs the llamacpp extra"
-)
 
 
 # ---- a server that says what a test wants --------------------------------------------------------
@@ -353,8 +349,15 @@ def _three_of_each(served: Served) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["own", pytest.param("llamacpp", marks=needs_llamacpp)])
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [
+        pytest.param("llamacpp", 1.0, marks=needs_llamacpp),
+        pytest.param("own", 1.0, marks=pytest.mark.exhaustive),
+        pytest.param("own", 0.0, marks=pytest.mark.exhaustive),
+        pytest.param("llamacpp", 0.0, marks=[needs_llamacpp, pytest.mark.exhaustive]),
+    ],
+)
 def test_replay_of_returned_texts_gives_the_engines_rounds_and_drafted_tokens(
     served: Served, name: str, temperature: float
 ) -> None:
@@ -377,7 +380,7 @@ def test_replay_of_returned_texts_gives_the_engines_rounds_and_drafted_tokens(
     "sampling",
     [
         # A draft that is not cut, or not as warm, is told apart: |z| above 4
-        SamplingParameters(1.5),
+        pytest.param(SamplingParameters(1.5), marks=pytest.mark.exhaustive),
         # So is one that is cut to the request's top_p
         SamplingParameters(1.5, top_p=0.5),
     ],
@@ -392,7 +395,13 @@ def test_a_draft_that_samples_takes_the_rounds_of_the_ratio_rule_on_its_ten_like
     assert abs(gaps.sum()) / np.sqrt((gaps**2).sum()) < 3
 
 
-@pytest.mark.parametrize("name", ["own", pytest.param("llamacpp", marks=needs_llamacpp)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("own", marks=pytest.mark.exhaustive),
+        pytest.param("llamacpp", marks=needs_llamacpp),
+    ],
+)
 def test_texts_are_tested_against_the_targets_distribution(served: Served, name: str) -> None:
     engine: Engine = served.own() if name == "own" else served.llamacpp()
     texts, _ = completed(engine, 2, _three_of_each(served), SamplingParameters(1.5))
@@ -405,17 +414,9 @@ def test_texts_are_tested_against_the_targets_distribution(served: Served, name:
     assert text_z(likelihood_test(others, served.target_model)) < -5
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingParameters(1.0, repetition_penalty=1.3),
-        SamplingParameters(1.5, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1),
-    ],
-)
-def test_texts_are_tested_with_every_sampling_parameter_of_the_request(
-    served: Served, sampling: SamplingParameters
-) -> None:
-    texts, _ = completed(served.own(), 2, served.requests, sampling)
+def test_texts_are_tested_with_every_sampling_parameter_of_the_request(served: Served) -> None:
+    every = SamplingParameters(1.5, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
+    texts, _ = completed(served.own(), 2, served.requests, every)
     assert abs(text_z(likelihood_test(texts, served.target_model))) < 3
 
 

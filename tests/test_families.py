@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import transformers
+from runs import sample
 
 from tools import model_families
 
-# Of the sample those whose layers others of it have too
-ALIKE = ("bamba", "mamba2", "lfm2")
+# Of the sample one of each: attention, experts, sliding windows, positions as inputs, recurrence
+KEPT = ("llama", "gpt_oss", "gemma4_text", "roberta", "rwkv")
 ROWS = model_families.rows_of(model_families.TABLE.read_text(encoding="utf-8"))
 
 
@@ -26,10 +27,7 @@ def test_the_table_has_every_causal_model_type_and_nothing_is_wrong_in_it() -> N
 @pytest.mark.filterwarnings("ignore")  # of transformers' networks
 @pytest.mark.parametrize(
     "model_type",
-    [
-        pytest.param(name, marks=pytest.mark.exhaustive) if name in ALIKE else name
-        for name in model_families.SAMPLE
-    ],
+    sample(model_families.SAMPLE, *KEPT),
 )
 def test_a_sample_of_model_types_gets_the_result_in_the_table(model_type: str) -> None:
     result = model_families.check(model_type, (4,))

@@ -1,6 +1,5 @@
 """Records that servers write of requests become a server run.
 
-pytestmark = pytest.mark.usefixtures("no_plots")
 Entries are those of the documentation of vLLM 0.32 and SGLang 0.5.23; llama.cpp's are asked of its
 server.
 """
@@ -8,12 +7,11 @@ server.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import ran
+from runs import needs_llamacpp, ran
 from served_pair import Served
 from server_answers import sglang_answers, vllm_answers
 from stand_in_server import StandIn
@@ -30,6 +28,8 @@ from harness.engines.vllm import VllmServer
 from harness.records import UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun
+
+pytestmark = pytest.mark.usefixtures("no_plots")
 
 # ---- one entry -----------------------------------------------------------------------------------
 
@@ -447,7 +447,8 @@ def test_a_file_of_drafting_requests_is_not_taken_for_the_plain_one(
 # ---- llama.cpp itself ----------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@pytest.mark.exhaustive
+@needs_llamacpp
 def test_llamacpps_own_answers_give_the_rounds_that_its_adapter_counts(tmp_path: Path) -> None:
     pair = Served(tmp_path, prompts=5)
     expected: list[tuple[int | None, ...]] = []

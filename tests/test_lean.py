@@ -290,6 +290,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, torch.Tens
     torch._dynamo.reset()
 
 
+@pytest.mark.exhaustive
 def test_no_weight_of_a_second_model_is_compiled_with_symbolic_sizes(
     spied: list[dict[str, torch.Tensor]],
 ) -> None:
@@ -313,6 +314,7 @@ def test_no_weight_of_a_second_model_is_compiled_with_symbolic_sizes(
         assert all(isinstance(size, int) for size in weight.shape)
 
 
+@pytest.mark.exhaustive
 def test_context_and_positions_share_one_compiled_variant(
     spied: list[dict[str, torch.Tensor]],
 ) -> None:

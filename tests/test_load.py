@@ -4,7 +4,6 @@ import json
 import shlex
 import threading
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import workloads
+from runs import needs_llamacpp
 from served_pair import Served
 from stubs import REQUEST
 
@@ -59,7 +59,6 @@ from harness.measurement.load import (
 )
 from harness.measurement.server_request import ReturnedText
 from harness.records import LoadTiming, ServerCommand, ServingEngine, UserError, where
-from harness.reporting.sentences.served import reasons
 from harness.reporting.serving import schedule_snippets
 from harness.reporting.tables.served import load_tables
 from harness.serving.llamacpp import SPEC
@@ -68,13 +67,11 @@ from harness.serving.vllm import SPEC as VLLM
 from harness.storage import RunFolder
 from harness.storage import load as stored
 from harness.summary import (
-    Caveat,
     LoadCell,
     ModelFacts,
     RunFacts,
     Schedule,
     ScheduleEntry,
-    ServedMemory,
     ServedSummary,
     Summary,
     Visits,
@@ -447,13 +444,6 @@ def test_the_best_k_falls_as_the_load_grows_and_every_entry_is_a_measured_cell()
     assert {cell.throughput_ratio for cell in cells if cell.k == 0} == {1.0}
 
 
-def test_a_lead_within_the_spread_of_visits_is_a_tie():
-    timings, replays = loads(noise=0.3, visits=6)
-    chosen = schedule(0.0, over_groups(throughputs(closed_loads(timings, replays))), {})
-    assert any(entry.tied for entry in chosen.entries)
-    assert all(entry.k not in entry.tied for entry in chosen.entries)
-
-
 def throughput(k, predicted, by_visit, measured=1.0):
     seconds = (1.0, measured)
     return Throughput(1, "all", k, 1.0, seconds, predicted and (1.0, predicted), by_visit)
@@ -616,29 +606,6 @@ def test_a_schedule_is_written_as_the_engine_takes_it(engine, code, note):
     (snippet,) = schedule_snippets(Summary(run, served=served))
     assert snippet.code == code
     assert note in " ".join(snippet.notes)
-
-
-@pytest.mark.parametrize(("clock", "said"), [("engine", False), ("cpu", True)])
-def test_a_table_of_loads_says_by_which_clock_it_is(clock, said):
-    cells = (LoadCell(0.0, 4, 2, None, 8, 900.0, 2.5), LoadCell(0.0, 4, None, 3.0, 8, 90.0, 1.5))
-    served = ServedSummary("llamacpp", "7", None, clock, True, load=cells)
-    run = RunFacts("server", "results/run", "complete", None, "target", "draft")
-    (made,) = (each for each in load_tables(Summary(run, served=served)) if each.rows)
-    assert [cell.text for cell in made.column("tok/s")] == ["900.0", "90.0"]
-    assert any("by processor time" in note for note in made.notes) == said
-
-
-@pytest.mark.parametrize(
-    ("share", "codes", "shown"), [(0.02, [], 1), (0.005, [], 0), (0.02, ["embedded_models"], 0)]
-)
-def test_what_a_draft_takes_of_the_memory_is_a_reason_where_it_matters(share, codes, shown):
-    memory = ServedMemory(4, 1, 100, "f16", 1e9, share * 1e9, 1e5, share * 1e5)
-    summary = Summary(
-        RunFacts("server", "results/run", "complete", None, "target", "draft"),
-        caveats=tuple(map(Caveat, codes)),
-        served=ServedSummary("llamacpp", "7", None, "engine", True, memory=memory),
-    )
-    assert len([text for text in reasons(summary) if "for 1 request of 100" in text]) == shown
 
 
 @pytest.mark.parametrize("prompts", [[5], [1], [3, 7], [4, 4, 9]])
@@ -946,7 +913,7 @@ def test_a_printed_schedule_comes_with_the_command_that_measures_its_server():
 # ---- llama.cpp -----------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@needs_llamacpp
 def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
     pair, random = Served(tmp_path, prompts=3), np.random.default_rng(0)
     asked = [replace(each, budget=32, draft=pair.draft.name) for each in pair.requests]

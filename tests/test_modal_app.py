@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ONE_AT_A_TIME = threading.Lock()
 URL = "http://127.0.0.1:8000"
 SMALL = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1")
-SWEEP = (*SMALL, "draft=tiny_good", "temperature=[0]")
+SWEEP = (*SMALL, "draft=tiny_good", "temperature=[0]", "until=all")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .* function is executing locally"),
@@ -250,16 +250,19 @@ print(delivery.unpack(here / "results"))
 """
 
 
-def test_a_command_runs_to_a_report_from_exactly_the_files_that_the_image_mounts(
-    tmp_path: Path,
-) -> None:
+def test_the_image_mounts_every_file_that_a_command_may_read() -> None:
     files = mounted(modal_app.image)
     assert not any("__pycache__" in name for name in files)
-    # Whatever another command reads is there as well
     sources = {path.resolve() for path in files.values()}
     for path in (*(ROOT / "harness").rglob("*"), *(ROOT / "conf").rglob("*")):
         assert path.is_dir() or "__pycache__" in path.parts or path in sources
-    for target, source in files.items():
+
+
+@pytest.mark.exhaustive
+def test_a_command_runs_to_a_report_from_exactly_the_files_that_the_image_mounts(
+    tmp_path: Path,
+) -> None:
+    for target, source in mounted(modal_app.image).items():
         place = tmp_path / Path(target).relative_to("/root")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(source.read_bytes())
@@ -481,7 +484,6 @@ def copied(finished: Path, volume: Path) -> tuple[Job, Path]:
     return job, folder
 
 
-@pytest.mark.slow
 def test_resume_waits_for_a_launch_that_runs_and_starts_no_second_writer(
     cloud: Card,
     stored: Results,
@@ -653,7 +655,6 @@ def test_a_timeout_inside_a_job_is_not_taken_for_a_job_that_still_runs(
         modal_app.on_gpu.local(sweep_job(), str(tmp_path))
 
 
-@pytest.mark.slow
 def test_a_container_with_another_card_begins_a_new_run_and_leaves_the_first_as_it_is(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -929,6 +930,7 @@ def auditioned(tmp_path: Path, gpus: str) -> int:
     )
 
 
+@pytest.mark.exhaustive
 def test_an_audition_over_cards_generates_the_texts_once_and_ranks_the_cards(
     cloud: Card, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -253,7 +253,7 @@ def test_the_first_draft_is_that_of_transformers(checkpoints: dict[str, Checkpoi
 def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
     pair: tuple[CachedModel, Head],
 ) -> None:
-    assert_replay_counts_the_loops_rounds(*pair, (1, 2, 4))
+    assert_replay_counts_the_loops_rounds(*pair, (1, 4))
 
 
 def test_scores_do_not_depend_on_how_many_chains_run_at_once(
@@ -271,7 +271,7 @@ def test_scores_do_not_depend_on_how_many_chains_run_at_once(
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("generations", [40, pytest.param(1000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("generations", [20, pytest.param(1000, marks=pytest.mark.exhaustive)])
 def test_rounds_at_temperature_1_are_those_that_replay_expects(
     pair: tuple[CachedModel, Head], generations: int
 ) -> None:

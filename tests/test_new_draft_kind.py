@@ -59,6 +59,7 @@ def test_a_new_kind_is_swept_and_its_rounds_are_those_replayed(
     assert drafted[4] <= (toy_drafts.GUESSES if kind == "guess" else 4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", TOYS)
 def test_a_new_kind_leaves_greedy_texts_and_distributions_unchanged(
     kind: str, tmp_path: Path
@@ -69,6 +70,7 @@ def test_a_new_kind_leaves_greedy_texts_and_distributions_unchanged(
     )  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_a_new_kind_is_auditioned_next_to_the_others(tmp_path: Path) -> None:
     entries = ",".join(f"{kind}@{kind}" for kind in TOYS)
     run = ran("audition", tmp_path, *WORDS, "k=[1,4]", f"drafts=[tiny_good,{entries}]")

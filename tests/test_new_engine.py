@@ -33,9 +33,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("results")
 
 
-@pytest.fixture(scope="module")
-def runs(root: Path) -> list[StoredRun]:
-    """Two runs of servers of the toy engine, one that decodes plainly and one that drafts."""
+def served(root: Path, limit: int) -> StoredRun:
+    """A run of servers of the toy engine, one that decodes plainly and one that drafts."""
     pair = Served(root)
     servers = [
         StandIn(toy_engine.answers(pair.own().open(k), pair.loaded.tokenizer.decode))
@@ -46,14 +45,18 @@ def runs(root: Path) -> list[StoredRun]:
         *("temperature=[0.0]", "repetitions=2", "new_tokens=24", "own_loop=false"),
     ]
     with without_plots():  # the report of one is drawn below
-        made = [ran("server", root, *words, f"prompts.limit={number}") for number in (5, 2)]
+        made = ran("server", root, *words, f"prompts.limit={limit}")
     for server in servers:
         server.close()
     return made
 
 
-def test_a_run_of_its_server_is_counted_replayed_and_decided(runs: list[StoredRun]) -> None:
-    run = runs[0]
+@pytest.fixture(scope="module")
+def run(root: Path) -> StoredRun:
+    return served(root, 5)
+
+
+def test_a_run_of_its_server_is_counted_replayed_and_decided(run: StoredRun) -> None:
     entry = run.manifest.engine
     assert entry is not None
     assert (entry.name, entry.version, entry.rule) == ("toy", "1.0", "greedy_draft")
@@ -66,16 +69,17 @@ def test_a_run_of_its_server_is_counted_replayed_and_decided(runs: list[StoredRu
     assert "It is a toy." in snippet.notes
 
 
-def test_its_report_names_it(runs: list[StoredRun]) -> None:
-    assert report.run(ReportConfig(run=str(runs[0].folder))).status == 0
-    text = (runs[0].folder / "report.md").read_text(encoding="utf-8")
+def test_its_report_names_it(run: StoredRun) -> None:
+    assert report.run(ReportConfig(run=str(run.folder))).status == 0
+    text = (run.folder / "report.md").read_text(encoding="utf-8")
     where = "On your server (Toy), one request at a time, temperature 0"
     assert f"{where}: serve tiny_good at K=2" in text
     assert f"--k {K}" in text
 
 
-def test_two_runs_of_it_are_compared(runs: list[StoredRun], tmp_path: Path) -> None:
-    folders = [str(run.folder) for run in runs]
+@pytest.mark.exhaustive
+def test_two_runs_of_it_are_compared(run: StoredRun, tmp_path: Path) -> None:
+    folders = [str(each.folder) for each in (run, served(tmp_path, 2))]
     outcome = report.run(ReportConfig(runs=folders, results_root=str(tmp_path)))
     assert outcome.status == 0
     assert outcome.folder is not None
@@ -83,8 +87,8 @@ def test_two_runs_of_it_are_compared(runs: list[StoredRun], tmp_path: Path) -> N
     assert re.search(r"\| Toy +\| 1\.0 +\| tiny_good", text)
 
 
-def test_the_index_lists_its_runs(runs: list[StoredRun], root: Path) -> None:
-    assert runs
+@pytest.mark.usefixtures("run")
+def test_the_index_lists_its_runs(root: Path) -> None:
     assert report.run(ReportConfig(index=str(root))).status == 0
     assert "Toy" in (root / "index.html").read_text(encoding="utf-8")
 

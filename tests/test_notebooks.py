@@ -28,7 +28,6 @@ def test_outputs_are_stripped(path: Path) -> None:
     assert not re.search(r"/(home|root|work|Users)/", path.read_text())
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the kernel's own machinery
 def test_the_notebooks_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other in one kernel, which forgets every name in between."""

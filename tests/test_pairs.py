@@ -153,6 +153,7 @@ def test_a_run_may_stop_once_every_question_is_decided(run: StoredRun) -> None:
     assert not decided(replace(run, manifest=replace(run.manifest, looks=None)), 1)
 
 
+@pytest.mark.exhaustive
 def test_too_few_prompts_for_a_verdict_keep_no_run_going(tmp_path: Path) -> None:
     run = undisturbed(tmp_path, "prompts.limit=3", "temperature=[0]", "k=[2]")
     made = looks_of(run)

@@ -62,7 +62,7 @@ def test_rows_from_every_start_are_those_of_the_text_and_its_masks(head: PardHea
 
 def test_replay_counts_the_loops_rounds(target: LoadedModel, head: PardHead) -> None:
     assert_replay_counts_the_loops_rounds(
-        keeping(target, head), head, (1, 2, 4, 7), ("ratio", "greedy_draft", "exact_match")
+        keeping(target, head), head, (1, 7), ("ratio", "exact_match")
     )
 
 
@@ -73,7 +73,7 @@ def test_scores_are_the_loops(
     assert_scores_are_the_loops(keeping(target, head), head, sampling, 7)
 
 
-@pytest.mark.parametrize("generations", [48, pytest.param(5000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("generations", [24, pytest.param(5000, marks=pytest.mark.exhaustive)])
 def test_rounds_at_temperature_1_are_those_that_replay_expects(
     target: LoadedModel, head: PardHead, generations: int
 ) -> None:

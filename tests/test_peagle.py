@@ -14,6 +14,7 @@ from checks_of_heads import (
     keeping,
     random_target,
 )
+from runs import sample
 from safetensors.torch import load_file, save_file
 from test_block_drafters import fitted, randomised, read, samples_of, written
 from torch import nn
@@ -107,7 +108,7 @@ def folders(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> di
     return {layout: peagle_folder(target, root / layout, layout) for layout in LAYOUTS}
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=sample(LAYOUTS, "speculators"))
 def head(
     request: pytest.FixtureRequest, target: LoadedModel, folders: dict[str, Path]
 ) -> PeagleHead:

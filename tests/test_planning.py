@@ -53,7 +53,7 @@ def by_name(plan: Plan) -> dict[str, PlanChoice]:
     return {f"{each.policy} {each.k}": each for each in plan.choices}
 
 
-@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("unified", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_loads_are_simulated_again_at_costs_of_the_other_prompts(unified: bool) -> None:
     checks = planned("rate=20", "tpot_ms=10", unified=unified).checks
     assert {(check.k, check.concurrency, check.rate) for check in checks} == {
@@ -139,6 +139,7 @@ def test_k_is_large_for_one_request_and_small_for_four_and_by_load_takes_the_bes
     assert stops is None or stops > moderate().plain.points[0].rate
 
 
+@pytest.mark.exhaustive
 def test_the_same_seed_gives_the_same_plan_and_choices_see_the_same_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -153,6 +154,7 @@ def test_the_same_seed_gives_the_same_plan_and_choices_see_the_same_requests(
     assert (one.plain.rate_ratio_lo, one.plain.rate_ratio_hi) == (1.0, 1.0)
 
 
+@pytest.mark.exhaustive
 def test_slots_of_their_own_caches_cost_more_than_those_of_one() -> None:
     unified, apart = (
         planned("rate=20", "tpot_ms=10", unified=value).plain for value in (True, False)
@@ -162,6 +164,7 @@ def test_slots_of_their_own_caches_cost_more_than_those_of_one() -> None:
     assert apart.points[middle].tpot_s > 1.02 * unified.points[middle].tpot_s
 
 
+@pytest.mark.exhaustive
 def test_requests_that_come_evenly_wait_less_than_those_at_random() -> None:
     goal = ("rate=20", "tpot_ms=10")
     one = planned(*goal)
@@ -172,6 +175,7 @@ def test_requests_that_come_evenly_wait_less_than_those_at_random() -> None:
     assert steady.plain.points[middle].ttft_s < one.plain.points[middle].ttft_s
 
 
+@pytest.mark.exhaustive
 def test_a_draft_that_leaves_less_room_for_caches_holds_less() -> None:
     def held(*words: str) -> list[float]:
         choices = by_name(planned("rate=20", "tpot_ms=10", *words))
@@ -323,12 +327,12 @@ def said(run: StoredRun) -> dict[str, Caveat]:
 
 def test_loads_that_others_disturbed_are_not_compared_and_a_plan_says_so() -> None:
     quiet, disturbed = with_others(0.05), with_others(0.3)
-    for run, number in ((quiet, 0), (disturbed, 1)):
-        summary = analyse(run)
-        assert summary.served is not None
-        assert (len(summary.served.schedules) == 0) == (run is disturbed)
-        assert [each.code for each in summary.caveats].count("loads_disturbed") == number
+    for run in (quiet, disturbed):
         assert ("loads_disturbed" in said(run)) == (run is disturbed)
+    summary = analyse(disturbed)
+    assert summary.served is not None
+    assert not summary.served.schedules
+    assert [each.code for each in summary.caveats].count("loads_disturbed") == 1
     assert not [*load_checks(Server.of(disturbed, 0.0), KS)]
     facts = RunFacts("plan", "", "complete", None, "tiny", "tiny_good")
     plan = planned("rate=20", "tpot_ms=10")
@@ -340,10 +344,13 @@ def test_loads_that_others_disturbed_are_not_compared_and_a_plan_says_so() -> No
     # By processor time others do not count
     assert disturbed.manifest.engine is not None
     by_cpu = replace(disturbed.manifest.engine, clock="cpu")
-    run = replace(disturbed, manifest=replace(disturbed.manifest, engine=by_cpu))
-    assert "loads_disturbed" not in {caveat.code for caveat in analyse(run).caveats}
+    summary = analyse(replace(disturbed, manifest=replace(disturbed.manifest, engine=by_cpu)))
+    assert summary.served is not None
+    assert summary.served.schedules
+    assert "loads_disturbed" not in {caveat.code for caveat in summary.caveats}
 
 
+@pytest.mark.exhaustive
 def test_a_server_may_count_more_rounds_than_emitted_tokens() -> None:
     run = timed()
     loads = [
@@ -373,6 +380,7 @@ def slowed(timing: LoadTiming, factor: float) -> LoadTiming:
     )
 
 
+@pytest.mark.exhaustive
 def test_a_machine_that_was_slow_in_some_loads_is_known_by_what_it_decoded_alone() -> None:
     steady = timed()
     phases = [1.0, 1.0, 1.4]
@@ -411,6 +419,7 @@ def test_references_that_share_nothing_change_nothing() -> None:
     assert {server.pace(each) for each in loads} == {1.0}
 
 
+@pytest.mark.exhaustive
 def test_costs_add_up_to_what_all_requests_took_together() -> None:
     """Medians alone would not know that the machine is slow for a third of the time."""
     steady = timed()
@@ -424,6 +433,7 @@ def test_costs_add_up_to_what_all_requests_took_together() -> None:
     assert 1.05 < float(np.median(more)) < 1.2
 
 
+@pytest.mark.exhaustive
 def test_loads_at_a_rate_of_servers_with_more_slots_are_not_compared() -> None:
     run = timed()
 
@@ -440,6 +450,7 @@ def test_loads_at_a_rate_of_servers_with_more_slots_are_not_compared() -> None:
     assert said(on(4))["plan_not_measured"].values["slots"] is None
 
 
+@pytest.mark.exhaustive
 def test_a_plan_beyond_what_was_measured_says_so() -> None:
     run = timed()
     beyond = said(run)["plan_not_measured"].values
@@ -457,6 +468,7 @@ def test_a_plan_beyond_what_was_measured_says_so() -> None:
     assert int(str(context["context"])) > int(str(context["context_timed"]))
 
 
+@pytest.mark.exhaustive
 def test_percentiles_have_in_them_what_prefills_take_more_or_less_than_they_cost() -> None:
     run, random = timed(), np.random.default_rng(6)
     usual_s = float(np.median([each for line in run.loads for each in line.user_prefill_s if each]))
@@ -566,23 +578,6 @@ def refused(words: Sequence[str], says: str, run: StoredRun | None = None) -> No
     config = compose("plan", ["run=x", "rate=20", "tpot_ms=30", *words])
     with pytest.raises(UserError) as error:
         plan_of(run or timed(), config)
-    assert says in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["rate=0", "tpot_ms=30"], "rate: 0.0 is not a number above 0"),
-        (["rate=20"], "tpot_ms: no goal is given"),
-        (["rate=20", "tpot_ms=3", "temperature=[0,1]"], "a plan is for one"),
-        (["rate=20", "tpot_ms=-1"], "tpot_ms: -1.0 is not a number above 0"),
-        (["tpot_ms=30"], "rate: no value and no default"),
-        (["rate=2", "tpot_ms=3", "cache_tokens=[1,2,3]"], "give one number, or that of a plain"),
-    ],
-)
-def test_a_goal_that_cannot_be_meant_is_refused(words: list[str], says: str) -> None:
-    with pytest.raises(UserError) as error:
-        compose("plan", ["run=x", *words])
     assert says in str(error.value)
 
 

@@ -1,7 +1,6 @@
 """Progress on standard error: bars on a terminal, lines elsewhere."""
 
 import re
-import shutil
 import sys
 import threading
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from runs import FROZEN, outcome_of, without_plots
 from stand_in_server import StandIn
 
 from harness import cli
@@ -20,7 +18,6 @@ from harness.commands import progress as shown
 from harness.commands.progress import fetching, progress
 from harness.commands.run_lifecycle import Outcome
 from harness.engines.client import HttpClient
-from harness.storage import StoredRun, load
 
 Captured = pytest.CaptureFixture[str]
 
@@ -63,48 +60,6 @@ def test_a_pipe_gets_lines_with_what_is_done_and_how_many(capsys: Captured) -> N
     with progress("too short for a line"):
         pass
     assert capsys.readouterr().err == ""
-
-
-def test_the_first_line_comes_soon_and_the_others_rarely(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.setattr(shown, "EVERY_S", 1000.0)
-    monkeypatch.setattr(shown, "SOON_S", 0.1)
-    monkeypatch.setattr(shown, "LOOKS_PER_S", 100)
-    monkeypatch.setattr(shown, "_DISPLAY", shown._Display())
-    said: list[str] = []
-
-    def written() -> bool:
-        said.append(capsys.readouterr().err)
-        return bool("".join(said))
-
-    with progress("generating", 4):
-        assert waited(written)
-        time.sleep(0.2)
-    written()
-    assert re.fullmatch(r"0:00:\d\d generating 0/4\n", "".join(said))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"), [("run={0}", "reading "), ("runs=[{0},{1}]", "comparing the runs")]
-)
-def test_a_report_of_stored_runs_says_what_it_does(
-    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While runs are read, which with their analysis takes longest."""
-    runs = [
-        Path(shutil.copytree(FROZEN / name, tmp_path / name)) for name in ("sweep", "sweep_small")
-    ]
-    bars: list[str] = []
-
-    def noted(folder: str) -> StoredRun:
-        bars.extend(str(bar) for bar in shown._DISPLAY._bars[-1:])
-        return load(folder)
-
-    monkeypatch.setattr("harness.commands.report.load", noted)
-    with without_plots():
-        outcome_of("report", words.format(*runs), tmp_path / "made")
-    assert bars[0].startswith(said)
 
 
 @pytest.mark.usefixtures("fast")
@@ -230,15 +185,11 @@ def test_nested_blocks_share_one_display_on_a_terminal(
 @pytest.mark.parametrize(
     ("command", "words", "does"),
     [
-        ("profile", [], "profile of tiny with tiny_good"),
         ("sweep", ["draft=ngram"], "sweep of tiny with ngram"),
-        ("snapshot", [], "snapshot of tiny with tiny_good"),
         ("server", ["engine=vllm"], "server run of tiny with tiny_good on vllm"),
         ("audition", ["drafts=[ngram]"], "audition of ngram for tiny"),
         ("audition", ["combine=[a,b]"], "ranking the cards of 2 auditions"),
-        ("breakeven", ["draft_ms=1", "target_ms=5"], "breakeven"),
         ("plan", ["run=a", "rate=20", "tpot_ms=9"], "plan for 20 requests/s from a"),
-        ("report", ["run=a"], "report of a"),
         ("report", ["runs=[a,b]"], "report of a, b"),
     ],
 )

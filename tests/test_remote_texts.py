@@ -6,14 +6,13 @@ itself is asked at the end.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from runs import ran
+from runs import needs_llamacpp, ran, sample
 from served_pair import Served, embedded, opened
 from server_answers import META, SPECULATIVE
 from stand_in_server import StandIn
@@ -131,7 +130,7 @@ def of_draft(run: StoredRun, draft: str) -> dict[Any, TextTrace]:
     return {trace.key: trace for trace in run.traces if trace.draft == draft}
 
 
-@pytest.mark.parametrize("kind", [vllm, sglang, llamacpp])
+@pytest.mark.parametrize("kind", sample([vllm, sglang, llamacpp], vllm))
 def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
     kind: Callable[[Models], dict[str, Any]],
     models: Models,
@@ -305,7 +304,8 @@ def test_texts_of_a_server_that_drafts_are_refused(
             run(tmp_path, f"texts_from={server.url}", *words)
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@pytest.mark.exhaustive
+@needs_llamacpp
 def test_llamacpp_returns_the_log_probabilities_of_what_it_draws(
     models: Models, tmp_path: Path
 ) -> None:

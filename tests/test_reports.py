@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 from runs import EXAMPLES, FROZEN, analysed, ran
 
-from harness import formatting, reporting
+from harness import reporting
 from harness.analysis import analyse
 from harness.records import Failure
 from harness.reporting import markdown
-from harness.reporting.console import MOST_LINES, fold
+from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
 from harness.reporting.pages import page_of, tables_of
 from harness.reporting.tables.specification import Column, table
@@ -187,52 +187,10 @@ def test_the_console_has_the_answer_and_the_path_in_few_lines(
     assert lines[-1] == f"report: {content.page}"
 
 
-def test_what_failed_with_one_error_is_one_line_with_a_count() -> None:
-    died = "llama.cpp at k=2: no answer within 120 s"
-    lost = [Failure(f"easy/p{number} k=2 temperature=0", died) for number in range(20)]
-    summary = replace(analysed("server"), failures=(*lost, Failure("rounds at K=4", "refused")))
-    assert content_of(summary).failures == (
-        f"easy/p0 k=2 temperature=0 and 19 more: {died}",
-        "rounds at K=4: refused",
-    )
-
-
-def test_a_folded_table_repeats_what_names_its_rows() -> None:
-    columns: tuple[Column[int], ...] = (
-        Column("K", lambda k: k, formatting.count, key=True),
-        *(Column(f"a long title {n}", lambda k, n=n: k * n, formatting.count) for n in range(1, 7)),
-    )
-    wide = table("Wide", columns, (1, 2, 4), best=lambda k: k == 2, notes=("a note",))
-    parts = fold(wide, 60)
-    assert [part.title for part in parts] == ["Wide", "Wide (more columns)"]
-    assert [part.notes for part in parts] == [(), ("a note",)]
-    assert all(part.column("K") == wide.column("K") for part in parts)
-    assert all([row.best for row in part.rows] == [False, True, False] for part in parts)
-    assert fold(wide, 200) == (wide,)
-
-
-@any_run
-def test_markdown_tables_have_as_many_cells_in_every_line(
-    name: str, summary_of: Callable[[str], Summary]
-) -> None:
-    for entry in tables_of(summary_of(name)):
-        lines = markdown.table(entry).splitlines()
-        assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(entry.columns) + 1}
-
-
 def test_what_markdown_would_act_on_is_escaped() -> None:
     columns: tuple[Column[str], ...] = (Column("error", lambda text: text),)
     assert r"a\|b \<c> \*d\*" in markdown.table(table("t", columns, ["a|b <c> *d*"]))
     assert markdown.fenced("```", "sh") == "````sh\n```\n````"
-
-
-def test_a_report_in_a_checkout_links_to_the_definitions(tmp_path: Path) -> None:
-    content = content_of(analysed("breakeven"))
-    root = HERE.parent
-    assert "](../../harness/reporting/metrics.md)" in markdown.report(
-        content, (), root / "results/run"
-    )
-    assert "harness/reporting/metrics.md of the harness" in markdown.report(content, (), tmp_path)
 
 
 def test_an_unfinished_run_is_marked_above_everything() -> None:
@@ -265,10 +223,3 @@ def test_a_run_with_random_weights_recommends_nothing() -> None:
     assert all(
         text.startswith("Not a recommendation (dummy weights): ") for text in content.verdicts
     )
-
-
-def test_numbers_that_do_not_apply_are_a_dash_and_never_zero() -> None:
-    names = ("count", "milliseconds", "rate", "percent", "alpha", "speedup", "memory", "text")
-    writers = [getattr(formatting, name) for name in names]
-    assert {write(None) for write in writers} == {"-"}
-    assert "-" not in {write(0.0) for write in writers}

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import yaml
 from pyarrow import parquet
-from runs import EXAMPLES, FROZEN, without_plots
+from runs import EXAMPLES, FROZEN, sample, without_plots
 
 from harness import cli, reporting
 from harness.analysis import analyse
@@ -205,9 +205,9 @@ def read_as_other_values(file: Path, flips: int, read: Callable[[], Any]) -> tup
 
 def test_a_flipped_bit_in_the_trials_is_never_read_as_other_values(folder: RunFolder) -> None:
     file = folder.path / "trials.jsonl"
-    other, refused = read_as_other_values(file, 100, folder.trials.read)
+    other, refused = read_as_other_values(file, 50, folder.trials.read)
     assert other == 0
-    assert refused >= 98  # the name of the first line's checksum is no value
+    assert refused >= 48  # the name of the first line's checksum is no value
 
 
 def test_a_flipped_bit_in_the_traces_is_never_read_as_other_values(folder: RunFolder) -> None:
@@ -587,6 +587,7 @@ def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
     assert not (path / "run.lock").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_report_on_a_run_being_written_writes_only_the_report(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -769,7 +770,11 @@ HOSTILE: dict[str, tuple[Change, str | None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", HOSTILE)
+# Of the cases that are reported after all, which takes long, one
+LONG = ("deep summary", "5,000 digits")
+
+
+@pytest.mark.parametrize("case", sample(HOSTILE, *({*HOSTILE} - {*LONG})))
 def test_a_run_from_elsewhere_reads_and_writes_nothing_outside_itself(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,11 @@
 """Counters of a server that serves others: read, differenced, priced."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import EXAMPLES, FROZEN, outcome_of, stored
+from runs import EXAMPLES, FROZEN, needs_llamacpp, outcome_of, stored
 from served_pair import Served
 from server_answers import ACCEPTED_AT, sglang_answers, turns, vllm_answers, vllm_page
 from stand_in_server import StandIn
@@ -229,15 +228,6 @@ def test_an_address_without_a_server_is_refused(tmp_path: Path) -> None:
         reported(server, tmp_path)
 
 
-def test_tokens_of_steps_that_drafted_nothing_are_said(tmp_path: Path) -> None:
-    def page(times: int) -> str:
-        return f"{vllm_page(times)}\nvllm:generation_tokens_total {40 * times}"
-
-    assert "of the tokens come from steps that drafted nothing" in sentences(
-        reported(vllm_server(**{"/metrics": turns(page)}), tmp_path)
-    )
-
-
 # ---- against replay ------------------------------------------------------------------------------
 
 
@@ -257,7 +247,7 @@ def test_what_is_said_of_the_estimate_of_a_smaller_k_holds_on_the_shipped_sets()
         assert error == pytest.approx(said[kind], abs=0.0015), kind
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs llama.cpp")
+@needs_llamacpp
 @pytest.mark.parametrize("k", [4, *(pytest.param(k, marks=pytest.mark.exhaustive) for k in (1, 2))])
 def test_the_counters_of_llama_cpp_are_replays_of_the_same_texts(k: int, tmp_path: Path) -> None:
     pair = Served(tmp_path, prompts=3)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from random_models import qwen3, save
-from runs import ran
+from runs import assert_replay_is_exact, ran
 from transformers import GenerationConfig
 
 from harness import prompts as prompt_sets
@@ -49,49 +49,56 @@ def test_min_p_drops_what_is_less_likely_than_its_share_of_the_best() -> None:
     assert probs[0].tolist() == pytest.approx([0.625, 0.375, 0.0])
 
 
+def generated(config: Any, **more: Any) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The greedy texts after the prompts of a configuration, by transformers' own generation."""
+    loaded = load(config.model, CPU)
+    network: Any = loaded.network
+    ends = {"eos_token_id": sorted(loaded.eos), "pad_token_id": 0}
+    settings = GenerationConfig(max_new_tokens=16, do_sample=False, **ends, **more)
+    texts: dict[tuple[str, str], tuple[int, ...]] = {}
+    for prompt in prompt_sets.load(config.prompts):
+        ids = torch.tensor([loaded.tokenizer(prompt.turns[0])["input_ids"]])
+        text = network.generate(
+            ids, attention_mask=torch.ones_like(ids), generation_config=settings
+        )
+        texts[prompt.prompt_set, prompt.id] = tuple(text[0, ids.shape[1] :].tolist())
+    return texts
+
+
 def test_a_penalised_greedy_text_is_transformers_own_and_the_same_at_every_k(
     tmp_path: Path,
 ) -> None:
     stored = ran(
         "sweep", tmp_path, *SMALL, "temperature=[0]", "decode.repetition_penalty=1.3", "until=all"
     )
-    texts: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+    texts = generated(compose("sweep", list(SMALL)), repetition_penalty=1.3)
     for trial in stored.trials:
-        texts.setdefault((trial.prompt_set, trial.prompt), set()).add(trial.tokens or ())
-    assert {len(alike) for alike in texts.values()} == {1}
-
-    config = compose("sweep", list(SMALL))
-    loaded = load(config.model, CPU)
-    network: Any = loaded.network
-    ends = {"eos_token_id": sorted(loaded.eos), "pad_token_id": 0}
-    settings = GenerationConfig(max_new_tokens=16, repetition_penalty=1.3, do_sample=False, **ends)
-    for prompt in prompt_sets.load(config.prompts):
-        ids = torch.tensor([loaded.tokenizer(prompt.turns[0])["input_ids"]])
-        mask = torch.ones_like(ids)
-        text = network.generate(ids, attention_mask=mask, generation_config=settings)
-        assert texts[prompt.prompt_set, prompt.id] == {tuple(text[0, ids.shape[1] :].tolist())}
+        assert trial.tokens == texts[trial.prompt_set, trial.prompt]
+    assert_replay_is_exact(stored)
 
 
-def test_replay_counts_the_rounds_under_a_penalty_and_stop_strings(tmp_path: Path) -> None:
+@pytest.mark.exhaustive
+def test_an_audition_counts_the_rounds_under_a_penalty_and_stop_strings(tmp_path: Path) -> None:
     options = ("decode.repetition_penalty=1.2", "decode.min_p=0.02", "decode.stop_strings=[' the']")
     loop = ran("sweep", tmp_path / "loop", *SMALL, "temperature=[0]", "until=all", *options)
+    assert_replay_is_exact(loop)
     more = (*options, "drafts=[tiny_good]")
     replay = ran("audition", tmp_path / "replay", *SMALL, "temperature=[0]", *more)
     measured = loop.results.query("k > 0 and source == 'measured'")
     rounds = {(row.prompt_set, row.k): row.rounds for row in measured.itertuples()}
-    assert rounds
-    for run in (loop, replay):
-        rows = run.results.query("k > 0 and source == 'replayed'")
-        counts = {(row.prompt_set, row.k): row.rounds for row in rows.itertuples()}
-        assert counts == pytest.approx(rounds)
+    rows = replay.results.query("k > 0 and source == 'replayed'")
+    counts = {(row.prompt_set, row.k): row.rounds for row in rows.itertuples()}
+    assert counts == pytest.approx(rounds)
 
 
+@pytest.mark.exhaustive
 def test_sampled_tokens_follow_the_penalised_distribution(tmp_path: Path) -> None:
     sampling = ("temperature=[2.0]", "decode.repetition_penalty=1.2", "decode.min_p=0.002")
     hard = ("k=[2]", "prompts.sets=[hard]", "prompts.limit=2", "threads=1")
     ran("snapshot", tmp_path, *hard, *sampling)
 
 
+@pytest.mark.exhaustive
 def test_a_draft_that_is_the_target_is_always_accepted_under_a_penalty(tmp_path: Path) -> None:
     sampling = ("temperature=[1.0]", "decode.repetition_penalty=1.4", "decode.top_k=40")
     copy = ("draft=tiny", "draft.name=copy", *SMALL, "k=[3]", "until=all")
@@ -100,11 +107,10 @@ def test_a_draft_that_is_the_target_is_always_accepted_under_a_penalty(tmp_path:
 
 
 def test_texts_end_with_the_token_that_completes_a_stop_string(tmp_path: Path) -> None:
-    words = ("sweep", tmp_path, *SMALL, "temperature=[0]", "until=all")
-    plain = ran(*words)
-    stopped = ran(*words, "decode.stop_strings=['a','. ']")
-    tokenizer = load(compose("sweep").model, CPU).tokenizer
-    texts = {(t.prompt_set, t.prompt): t.tokens or () for t in plain.trials if t.k == 0}
+    words = (*SMALL, "temperature=[0]", "until=all")
+    stopped = ran("sweep", tmp_path, *words, "decode.stop_strings=['a','. ']")
+    config = compose("sweep", list(SMALL))
+    tokenizer, texts = load(config.model, CPU).tokenizer, generated(config)
     reasons: set[str | None] = set()
     for trial in stopped.trials:
         text = texts[trial.prompt_set, trial.prompt]
@@ -113,6 +119,7 @@ def test_texts_end_with_the_token_that_completes_a_stop_string(tmp_path: Path) -
         assert trial.tokens == text[: next(ends, len(text))]
         reasons.add(trial.stop_reason)
     assert "stop_string" in reasons
+    assert_replay_is_exact(stopped)
 
 
 def test_a_stop_string_across_many_tokens_is_found_where_it_is_completed() -> None:

@@ -22,12 +22,10 @@ from harness.commands.server_plan import SAFE_SHARE, Pace, expected, fitted
 from harness.commands.tasks import EncodedPrompt, everything
 from harness.engines.own import OwnLoop
 from harness.records import Prompt, UserError
-from harness.reporting.content import content_of
-from harness.reporting.sentences.served import reasons
 from harness.stats.two_phase import look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import ServedKs
-from harness.summary import StartedServers, from_json, to_json
+from harness.summary import from_json, to_json
 
 pytestmark = pytest.mark.usefixtures("few_samples")
 PROMPTS, VISITS = 5, 2
@@ -216,6 +214,7 @@ def test_a_resumed_run_measures_the_k_that_was_chosen(
     assert {each for each, *_ in done} == {0, k}
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_stopped_within_its_search_completes_the_k_that_it_had_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +233,7 @@ def test_a_run_that_stopped_within_its_search_completes_the_k_that_it_had_begun(
     assert done[6] == done[2] == 2 * FEW * VISITS
 
 
+@pytest.mark.exhaustive
 def test_where_a_server_that_prices_rounds_fails_every_k_is_measured_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -255,6 +255,7 @@ def test_where_a_server_that_prices_rounds_fails_every_k_is_measured_and_that_is
     assert "every K is measured: a server that was to tell what its rounds cost" in caplog.text
 
 
+@pytest.mark.exhaustive
 def test_where_few_requests_tell_no_costs_every_k_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -305,28 +306,6 @@ def test_a_plan_says_what_is_asked_of_which_server(
     assert f"{2 * PROMPTS * (1 + 2 * VISITS)} of 12 tokens at most" in plan
     # 8 prompts in two visits: plain and two K, then plain and one, each at two budgets
     assert f"at most {8 * VISITS * 5 * 2} more requests" in plan
-
-
-@pytest.mark.parametrize(
-    ("started", "sentence"),
-    [
-        (
-            StartedServers((1, 2, 4, 8), (1, 2, 8), (2,)),
-            "Measured on all prompts: K=2; what is said of K=1 and K=8 is predicted.",
-        ),
-        (StartedServers((1, 2), (1, 2), (1, 2), (1, 2)), None),
-    ],
-)
-def test_a_report_says_which_k_are_not_measured_on_all_prompts(
-    run: StoredRun, started: StartedServers, sentence: str | None
-) -> None:
-    summary = analyse(run)
-    assert summary.served is not None
-    before = reasons(replace(summary, served=replace(summary.served, servers=None)))
-    summary = replace(summary, served=replace(summary.served, servers=started))
-    more = [text for text in reasons(summary) if text not in before]
-    assert more[:1] == ([] if sentence is None else [sentence])
-    assert content_of(summary).verdicts
 
 
 # ---- looks and the budget ------------------------------------------------------------------------
@@ -388,6 +367,7 @@ def test_what_does_not_fit_the_budget_is_left_out_in_the_stated_order() -> None:
     assert (last.prompts, last.k, last.of_each_set) == (12, (2, 4), 1)
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_would_take_longer_than_its_budget_asks_for_less_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,19 +1,17 @@
 """A sample of benchmarks/server_faults.py: no run is lost, nothing waits in silence."""
 
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from runs import needs_llamacpp
 from test_benchmarks import script
 
-pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+pytestmark = needs_llamacpp
 # Each with the status of the run that meets it
-SAMPLE = {
+FAULTS = {
     "503, once, K=2": 0,
     "hang, under load, K=2": 1,
-}
-MORE = {
     "redirect, once, plain": 1,
     "trickle, once, K=2": 1,
     "429, Retry-After 1 h, once, plain": 1,
@@ -24,21 +22,18 @@ MORE = {
 
 
 @cache
-def results(*names: str) -> dict[str, Any]:
+def results() -> dict[str, Any]:
     """What became of each, on the same servers."""
     # A busy machine may be late with its lines
-    return {result.name: result for result in script("server_faults").results(names, 10.0)}
+    return {each.name: each for each in script("server_faults").results(tuple(FAULTS), 10.0)}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_plots")
-@pytest.mark.parametrize(
-    "fault", [*SAMPLE, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MORE)]
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_server_loses_no_run_and_shows_no_key(fault: str) -> None:
-    faults = SAMPLE if fault in SAMPLE else MORE
-    result = results(*faults)[fault]
+    result = results()[fault]
     assert result.wrong == []
-    assert result.first.status == faults[fault]
+    assert result.first.status == FAULTS[fault]
     assert result.reported
     assert 0 < result.trials < 17

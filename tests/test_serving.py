@@ -230,18 +230,6 @@ def test_the_command_that_measures_an_engine_is_one_that_the_server_command_take
     assert (composed.model.id, composed.draft.id) == (TARGET, "org/draft")
 
 
-def test_shipped_models_are_named_as_they_ship() -> None:
-    made = decided(name="tiny_good")
-    models = (
-        ModelFacts("target", "tiny", "embedded:tiny"),
-        ModelFacts("draft", "tiny_good", "embedded:tiny_good"),
-    )
-    made = replace(made, run=replace(made.run, model="tiny", draft="tiny_good", models=models))
-    assert snippets_of(made)[0].measure == (
-        "python -m harness.server engine=vllm model=tiny draft=tiny_good k=4 temperature=1"
-    )
-
-
 def test_mlx_lm_parses_its_line() -> None:
     generate = pytest.importorskip("mlx_lm.generate", reason="mlx-lm is not installed")
     words = shlex.split(lines(decided(GREEDY))["mlx-lm"].code)[1:]
@@ -329,22 +317,6 @@ def test_the_target_alone_is_served_until_an_engine_was_measured(loss: str) -> N
     assert snippets[0].code == f"vllm serve {TARGET}"
     first, *_ = snippets_of(decided((1, 0.9), serve_on="sglang"))
     assert options(first.code) == {"-m": "sglang.launch_server", "--model-path": TARGET}
-
-
-@pytest.mark.parametrize(
-    ("server", "code"),
-    [
-        ("vllm", f"vllm serve {TARGET}"),
-        ("sglang", f"python -m sglang.launch_server --model-path {TARGET}"),
-        ("llamacpp", "llama-server -m TARGET.gguf"),
-        ("mlx", f"mlx_lm.generate --model {TARGET} --temp 0"),
-    ],
-)
-def test_every_server_has_a_line_for_the_target_alone(server: str, code: str) -> None:
-    lost = decided((1, 0.9), temperature=0.0, serve_on=server)
-    snippet = snippets_of(lost)[0]
-    assert snippet.code == code
-    assert ("TARGET.gguf" in code) == any(TARGET in note for note in snippet.notes)
 
 
 def test_toys_and_dummies_are_called_so() -> None:

@@ -111,6 +111,7 @@ def test_latency_csv_has_a_row_of_plain_tokens_and_of_each_k_by_temperature(
     assert swept.latency[swept.latency.kind != "round"].temperature.isna().all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
 def test_a_replayed_sweep_measures_no_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -217,11 +218,10 @@ def test_nothing_is_stored_where_nothing_can_be_or_is_to_be_run(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draft", "ks", "limit"),
     [
-        ("tiny_good", "[4,16]", 6),
+        ("tiny_good", "[4,16]", 3),
         pytest.param("tiny_small", "[4]", "null", marks=pytest.mark.exhaustive),
         pytest.param("tiny_good", "[1,2,4,8,16]", "null", marks=pytest.mark.exhaustive),
     ],
@@ -240,7 +240,7 @@ def test_greedy_text_is_identical_on_every_shipped_prompt(
     trials = [run_trial(request, pair.target_model, pair.draft_model) for request in requests]
     plain = {trial.key: trial.tokens for trial in trials if trial.k == 0}
     drafted = [trial for trial in trials if trial.k]
-    assert len(plain) == (12 if limit == 6 else 64)
+    assert len(plain) == (6 if limit == 3 else 64)
     assert [t.key for t in drafted if t.tokens != plain[t.key]] == []
     rounds, rejected, bonus = (
         sum(getattr(trial, name) for trial in drafted) for name in ("rounds", "rejected", "bonus")
@@ -260,7 +260,7 @@ with timed_little(), without_plots():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path) -> None:
     """The command of the README, without a network, on few short texts."""
     home = tmp_path / "hf"

@@ -4,7 +4,6 @@ import importlib
 import pkgutil
 from dataclasses import fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -16,12 +15,10 @@ from timed_server import stored_timed
 
 from harness import formatting as fmt
 from harness.analysis import analyse
-from harness.analysis.comparison import compare
 from harness.records import MachineLoad, ResultRow
 from harness.reporting import plots, tables
 from harness.reporting.content import content_of
 from harness.reporting.pages import PAGES, brief_tables, tables_of
-from harness.reporting.plots import load as load_plots
 from harness.reporting.plots import style
 from harness.reporting.tables import leaderboard
 from harness.reporting.tables.specification import Cell, Column, Table, table
@@ -145,6 +142,7 @@ def specified() -> dict[str, list[Column[Any]]]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_every_column_has_a_value_in_some_real_run(summaries: list[Summary]) -> None:
     made = [entry for one in summaries for entry in (*tables_of(one), *brief_tables(one))]
     made += [grid for one in summaries if (grid := content_of(one).grid) is not None]
@@ -159,12 +157,14 @@ def test_every_column_has_a_value_in_some_real_run(summaries: list[Summary]) -> 
     assert unfilled | filled_on_busy == set(UNFILLED)
 
 
+@pytest.mark.exhaustive
 def test_every_part_of_a_summary_is_written_by_some_real_run(summaries: list[Summary]) -> None:
     names = {field.name for field in fields(Summary)}
     written = {name for name in names for made in summaries if getattr(made, name)}
     assert (names - written) | UNWRITTEN[BUSY] == set().union(*UNWRITTEN.values())
 
 
+@pytest.mark.exhaustive
 def test_every_plot_is_drawn_of_some_real_run(summaries: list[Summary]) -> None:
     drawn: dict[str, str] = {}
     with style.styled():
@@ -248,12 +248,6 @@ def test_drafts_are_ranked_by_the_rule_of_the_loop_and_of_the_engine_that_was_na
         assert leaderboard.PLAIN in texts(analysed("audition"), title, "draft")
 
 
-def test_a_note_of_several_tables_is_made_under_the_last_of_them() -> None:
-    for name in RUNS:
-        notes = [note for entry in tables_of(analysed(name)) for note in entry.notes]
-        assert len(notes) == len(set(notes))
-
-
 def test_the_waterfall_ends_at_the_measured_speedup_and_its_factors_lead_there() -> None:
     shown = by_title(analysed("profile"), "From the ideal speedup")
     speedup = [float(cell.value or 0) for cell in shown.column("speedup")]
@@ -305,26 +299,10 @@ def test_a_plot_without_its_data_is_not_drawn(missing: str, left_out: set[str]) 
     assert drawn_of("sweep").keys() - without == left_out
 
 
-def test_a_plot_of_an_earlier_rendering_is_removed(tmp_path: Path) -> None:
-    for name in ("verify_cost.svg", "mine.svg"):
-        (tmp_path / name).touch()
-    assert plots.draw(Summary(run=analysed("sweep").run), tmp_path) == ()
-    assert [file.name for file in tmp_path.iterdir()] == ["mine.svg"]
-
-
 def test_a_run_that_stored_nothing_has_no_table_and_no_plot() -> None:
     for name in RUNS:
         empty = Summary(run=analysed(name).run)
         assert (tables_of(empty), plots.drawn(empty)) == ((), ())
-
-
-def test_drawing_leaves_the_callers_settings_alone() -> None:
-    import matplotlib
-
-    before = matplotlib.rcParams["font.size"]
-    with style.styled():
-        assert matplotlib.rcParams["svg.fonttype"] == "none"
-    assert matplotlib.rcParams["font.size"] == before
 
 
 def of_few_prompts(made: Summary) -> Summary:
@@ -365,59 +343,3 @@ def test_a_sweep_that_measured_a_part_of_its_prompts_says_so_at_every_k_of_its_v
     shown = cells_table(replace(made, results=tuple(part)))
     assert {cell.text for cell in shown.column("prompts")} == {"2 of 8"}
     assert "prediction error" not in [column.one_line for column in shown.columns]
-
-
-def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k() -> None:
-    made = analysed("server")
-    served = made.served
-    assert served is not None
-    loads = {cell.concurrency for cell in served.load}
-    assert loads == {1, 4}
-
-    def load_of(**changes: Any) -> str | None:
-        changed = replace(made, served=replace(served, **changes))
-        with style.styled():
-            plot = load_plots.draw_load(changed, style.WIDE)
-        return None if plot is None else words(plot.svg)
-
-    drawn = load_of() or ""
-    panels = [
-        f"{what}, temperature {at}" for what in ("throughput", "TTFT", "TPOT") for at in (0, 1)
-    ]
-    assert all(
-        text in drawn for text in (*panels, "requests side by side", "plain decoding", "K=4")
-    )
-    assert "p50 as a line, p99 dashed" in " ".join(drawn.split(" | "))
-
-    fewer = tuple(
-        replace(
-            row,
-            first_token=row.first_token and replace(row.first_token, p99=None),
-            per_token=row.per_token and replace(row.per_token, p99=None),
-            request=row.request and replace(row.request, p99=None),
-        )
-        for row in served.latencies
-    )
-    assert "p95" in (load_of(latencies=fewer) or "")
-    assert "throughput" in (load_of(latencies=()) or "")
-    assert load_of(load=tuple(c for c in served.load if c.concurrency == 1)) is None
-    arriving = tuple(
-        replace(cell, concurrency=None, rate=2.0 * (cell.concurrency or 0)) for cell in served.load
-    )
-    assert "requests per second" in (load_of(load=arriving) or "")
-
-
-def test_compared_runs_have_a_picture_of_their_ratios_and_of_their_engines() -> None:
-    names = ("sweep", "sweep_small", "server")
-    runs = [load(FROZEN / name) for name in names]
-    made = Summary(
-        replace(analysed("sweep").run, command="report"), comparison=compare(runs, fail_below=0.95)
-    )
-    engines, ratios = plots.drawn(made)
-    assert (engines.name, ratios.name) == ("speedup_by_engine.svg", "speedup_ratio.svg")
-    assert all(name in words(engines.svg) for name in ("sweep", "sweep_small", "llama.cpp"))
-    assert all(name in words(ratios.svg) for name in (*names, "fail_below=0.95"))
-    assert made.comparison is not None
-    alone = tuple(replace(row, speedup_ratio=None) for row in made.comparison.rows)
-    nothing = replace(made.comparison, rows=alone, engines=())
-    assert plots.drawn(replace(made, comparison=nothing)) == ()

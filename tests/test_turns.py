@@ -7,12 +7,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, sleep
 
 import psutil
 import pytest
+from runs import needs_llamacpp
 from served_pair import Served
 
 from harness.engines import turns
@@ -29,9 +29,6 @@ from harness.engines.turns import Turn, in_turns
 from harness.records import UserError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="servers are paused on Linux alone")
-needs_llamacpp = pytest.mark.skipif(
-    find_spec("xllamacpp") is None, reason="needs the llamacpp extra"
-)
 
 
 @pytest.fixture
