@@ -436,8 +436,12 @@ def _tasks(
                 Role(k, rejects=rejects and k > 0)
                 for k in map(int, order.permutation(ks[temperature]))
             ]
-            of: list[tuple[TaskFile, bool]] = [(file, False), ("starts", True)][: 1 + parts]
-            for stored, part in [("rounds", True), ("rounds", False)] if rejects else of:
+            kinds: Sequence[tuple[TaskFile, bool]] = ((file, False),)
+            if rejects:
+                kinds = (("rounds", True), ("rounds", False))
+            elif parts:
+                kinds = ((file, False), ("starts", True))
+            for stored, part in kinds:
                 for role in roles:
                     yield ServerTask(role, visit, entry, temperature, stored, part)
 
