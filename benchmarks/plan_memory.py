@@ -20,7 +20,7 @@ from time import process_time
 
 import numpy as np
 
-from harness.analysis.planning import simulated_plan
+from harness.analysis.plan_simulation import simulated_plan
 from harness.cli import compose
 from harness.records import TextTrace
 from harness.storage import RunFolder, load

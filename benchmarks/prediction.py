@@ -46,7 +46,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from harness.analysis import analyse
 from harness.analysis.cells import completed, latest, new_tokens, per_prompt
-from harness.analysis.latency import latency_of_draft
+from harness.analysis.round_costs import latency_of_draft
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import errors_of, pair_run
 from harness.cli import compose

@@ -12,8 +12,8 @@ loops of 1, 2 and 4 requests, and requests that arrive at random at 30, 60 and 9
 capacity of K = 0, 2 and 4. Each repeat is a run of `python -m harness.server` with the same
 requests and arrivals, some minutes; those that FOLDER has are kept, so the repeats can be measured
 one after the other. Then every load is simulated at costs that were fitted on the other prompts
-(`harness.analysis.planning.load_checks`), and errors of percentiles stand next to what one repeat
-says of another. The last lines are the K of the least simulated p95 at each rate against the
+(`harness.analysis.plan_simulation.load_checks`), and errors of percentiles stand next to what one
+repeat says of another. The last lines are the K of the least simulated p95 at each rate against the
 measured best.
 """
 
@@ -27,8 +27,8 @@ from time import process_time
 import numpy as np
 from servers import WAITS, widened, with_section
 
+from harness.analysis.plan_simulation import load_checks
 from harness.analysis.planned_server import Server
-from harness.analysis.planning import load_checks
 from harness.cli import compose
 from harness.commands import server
 from harness.records import GREEDY, grouped

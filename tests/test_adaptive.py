@@ -22,7 +22,7 @@ from harness.analysis.adaptive import (
     adaptive_drafting,
     replayed_adaptively,
 )
-from harness.analysis.latency import Latency
+from harness.analysis.round_costs import Latency
 from harness.cli import compose
 from harness.commands.opening import open_pair
 from harness.commands.pair import Pair, Scoring

@@ -13,9 +13,9 @@ from runs import outcome_of, ran
 
 from harness import reporting
 from harness.analysis import analyse
-from harness.analysis.latency import Latency
 from harness.analysis.looks import _questions, _winner
 from harness.analysis.replayed import Replays
+from harness.analysis.round_costs import Latency
 from harness.analysis.scored_drafts import scored_drafts
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import leaderboard, pair_run

@@ -8,7 +8,7 @@ from runs import FROZEN
 from harness.analysis import analyse
 from harness.analysis.explanation import Case, CellOfK, explain
 from harness.analysis.explanation import case_of as case_of_verdict
-from harness.analysis.latency import typed_latency
+from harness.analysis.round_costs import typed_latency
 from harness.records import Decision, ResultRow
 from harness.storage import load
 from harness.summary import Answer, Explanation

@@ -20,7 +20,7 @@ from harness import reporting
 from harness.reporting import definitions, html
 from harness.reporting.content import Content, content_of
 from harness.reporting.plots import Drawn
-from harness.reporting.serving import Snippet
+from harness.reporting.serving_commands import Snippet
 from harness.reporting.tables.specification import Column
 from tests import browser
 

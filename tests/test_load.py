@@ -27,7 +27,7 @@ from harness.analysis.batch_schedule import (
     throughputs,
     without_visits,
 )
-from harness.analysis.user_latency import Goals, under_load
+from harness.analysis.waits import Goals, under_load
 from harness.cli import compose
 from harness.commands.run_lifecycle import create, load_prompts
 from harness.commands.server_failures import Failures
@@ -59,7 +59,7 @@ from harness.measurement.load import (
 )
 from harness.measurement.server_request import ReturnedText
 from harness.records import LoadTiming, ServerCommand, ServingEngine, UserError, where
-from harness.reporting.serving import schedule_snippets
+from harness.reporting.serving_commands import schedule_snippets
 from harness.reporting.tables.served import load_tables
 from harness.serving.llamacpp import SPEC
 from harness.serving.round_counting import Counting

@@ -11,7 +11,7 @@ from random_models import qwen3
 from runs import sample
 from stubs import REQUEST, TableModel
 
-from harness.analysis.latency import latency_rows, step_times
+from harness.analysis.round_costs import latency_rows, step_times
 from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment

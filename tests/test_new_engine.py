@@ -14,7 +14,7 @@ from harness.analysis import analyse
 from harness.commands import report
 from harness.config import ReportConfig
 from harness.records import UserError
-from harness.reporting.serving import snippets_of
+from harness.reporting.serving_commands import snippets_of
 from harness.serving.engines import ENGINES
 from harness.storage import StoredRun, load
 

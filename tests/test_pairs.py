@@ -12,9 +12,9 @@ import pytest
 from runs import ran
 
 from harness.analysis import analyse
-from harness.analysis.latency import Latency
 from harness.analysis.looks import choice, decided
 from harness.analysis.pairs import check_of_pairs, measured_pairs, pairs_of, rounds_as_replayed
+from harness.analysis.round_costs import Latency
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import leaderboard, pair_run
 from harness.analysis.verdict import Candidate

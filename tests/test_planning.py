@@ -15,11 +15,11 @@ import pytest
 from runs import FROZEN, outcome_of, ran
 from timed_server import KS, RATE, known_costs, plan_of, stored_timed, timed, told
 
-from harness.analysis import analyse, planning
+from harness.analysis import analyse, plan_simulation
 from harness.analysis.iteration_costs import evenly_emitted, fit_iterations
 from harness.analysis.plan import caveats_of
+from harness.analysis.plan_simulation import facts_of, load_checks
 from harness.analysis.planned_server import Server
-from harness.analysis.planning import facts_of, load_checks
 from harness.cli import compose
 from harness.commands.plan import recorded_times
 from harness.records import LoadTiming, UserError
@@ -146,7 +146,7 @@ def test_the_same_seed_gives_the_same_plan_and_choices_see_the_same_requests(
     goal = ("rate=60", "tpot_ms=6", "ttft_ms=60")
     one = moderate()
     with monkeypatch.context() as patch:
-        patch.setattr(planning, "MOST_KEPT", 0)  # requests are drawn again, and are the same
+        patch.setattr(plan_simulation, "MOST_KEPT", 0)  # requests are drawn again, and are the same
         assert one == planned.__wrapped__(*goal)
     other = planned(*goal, "seed=1")
     assert other.plain.points[3].tpot_s != one.plain.points[3].tpot_s
@@ -254,14 +254,16 @@ def test_the_command_stores_a_plan_that_a_report_renders_again(
     assert "At 20 requests/s and p90 TPOT" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
-def curve(texts: Sequence[Text], slots: int, requests: int, *words: str) -> planning._Curve:
+def curve(texts: Sequence[Text], slots: int, requests: int, *words: str) -> plan_simulation._Curve:
     """Of plain decoding; an iteration takes 10 ms however many requests share it."""
     asked = ["run=x", "rate=1", "tpot_ms=25", f"requests={requests}", "seeds=2", *words]
     config = compose("plan", asked)
     shares = dict.fromkeys({text.prompt_set for text in texts}, 0.5)
     costs = Costs([[0.01]] * (slots + 1), 0.002, mixed_start_s=[0.002] * (slots + 1))
-    choice = planning._Choice(None, "fixed", 0, [costs], [0])
-    return planning._Curve(planning._Traffic(texts, shares, config, None), choice, config)
+    choice = plan_simulation._Choice(None, "fixed", 0, [costs], [0])
+    return plan_simulation._Curve(
+        plan_simulation._Traffic(texts, shares, config, None), choice, config
+    )
 
 
 def rejected(prompt_set: str, number: int, tokens: int) -> list[Text]:
@@ -311,7 +313,7 @@ def test_a_group_of_prompts_is_replaced_by_others_of_its_set() -> None:
     made = curve(texts, 8, 400).made()
     # Texts of a set are alike, so that other prompts would change nothing
     without = [*made.capacity_without_prompts]
-    assert without == pytest.approx([made.capacity] * planning.GROUPS)
+    assert without == pytest.approx([made.capacity] * plan_simulation.GROUPS)
 
 
 def with_others(processors: float) -> StoredRun:
@@ -487,8 +489,8 @@ def test_percentiles_have_in_them_what_prefills_take_more_or_less_than_they_cost
     server, exact = Server.of(made, 0.0), usual_server()
     for costs, spread in ((server.costs, 0.3), (exact.costs, 0.0)):
         assert np.std(costs.prefill_scatter_s) == pytest.approx(spread * usual_s, abs=0.1 * usual_s)
-    alone = {c.k: c for c in planning.load_checks(server, KS) if c.concurrency == 1}
-    at_costs = {c.k: c for c in planning.load_checks(exact, KS) if c.concurrency == 1}
+    alone = {c.k: c for c in plan_simulation.load_checks(server, KS) if c.concurrency == 1}
+    at_costs = {c.k: c for c in plan_simulation.load_checks(exact, KS) if c.concurrency == 1}
     assert {*alone} == {*KS}
     for k, check in alone.items():
         each = check.first_token, check.simulated_first_token, at_costs[k].simulated_first_token
@@ -594,7 +596,7 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused(
         load(FROZEN / "sweep"),
     )
     refused(["slots=8"], "timed up to 4 requests side by side")
-    monkeypatch.setattr(planning, "REQUESTS_PER_SLOT", 200)
+    monkeypatch.setattr(plan_simulation, "REQUESTS_PER_SLOT", 200)
     refused(["requests=400"], "too few to keep 4 slots busy; give requests=800 or more")
     refused(["temperature=0.5"], "has 0, 1")
     unscored = replace(run)

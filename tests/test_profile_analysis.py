@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from harness.analysis.caveats.timing import launch_bound
-from harness.analysis.latency import latency_rows, merged, reference, step_times
 from harness.analysis.profile import round_breakdowns, step_curves
+from harness.analysis.round_costs import latency_rows, merged, reference, step_times
 from harness.records import LatencyRow, PartTiming, StepTiming
 from harness.summary import StepBound
 from harness.theory.speedup import RoundTimes, StepTimes

@@ -28,7 +28,7 @@ from harness.measurement.target_texts import GeneratedText
 from harness.models.load import LoadedModel
 from harness.models.probe import uncached_logits
 from harness.records import TextTrace, UserError
-from harness.reporting.serving import snippets_of
+from harness.reporting.serving_commands import snippets_of
 from harness.serving.engines import spec_of
 from harness.storage import StoredRun, load
 

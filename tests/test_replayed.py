@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from workloads import DRAFTS, KS, Steps, population, trace
 
-from harness.analysis.latency import TimedVisits, latency_of, typed_latency, visits_of
 from harness.analysis.leaderboard import rank
 from harness.analysis.predicted import (
     Predicted,
@@ -18,6 +17,7 @@ from harness.analysis.predicted import (
     synthetic_rows,
 )
 from harness.analysis.replayed import replay_check, replay_drafts, replayed
+from harness.analysis.round_costs import TimedVisits, latency_of, typed_latency, visits_of
 from harness.analysis.verdict import Candidate, decide
 from harness.records import (
     RULES,

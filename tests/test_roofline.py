@@ -10,6 +10,7 @@ import pytest
 from harness.records import LatencyRow, UserError
 from harness.theory.acceptance import expected_tokens_per_round
 from harness.theory.architecture import Architecture, experts_touched
+from harness.theory.card_model import PlanRequest, plan_card, plan_cards
 from harness.theory.cost import (
     LOAD_BYTES_PER_S,
     SECONDS_PER_LAYER,
@@ -23,7 +24,6 @@ from harness.theory.cost import (
     usd_per_million_tokens,
 )
 from harness.theory.memory import ModelBytes, memory_view
-from harness.theory.planning import PlanRequest, plan_card, plan_cards
 from harness.theory.roofline import (
     Card,
     ReadingModel,

@@ -16,7 +16,7 @@ import pytest
 import torch
 from stubs import REQUEST, TableModel
 
-from harness.analysis.latency import PRECISE, can_pay, timed_precisely, visits_of
+from harness.analysis.round_costs import PRECISE, can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
 from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters

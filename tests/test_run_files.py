@@ -24,7 +24,7 @@ from runs import EXAMPLES, FROZEN, sample, without_plots
 
 from harness import cli, reporting
 from harness.analysis import analyse
-from harness.analysis.latency import latency_rows
+from harness.analysis.round_costs import latency_rows
 from harness.cli import compose
 from harness.cloud import remote
 from harness.cloud.jobs import Job

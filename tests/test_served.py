@@ -34,9 +34,9 @@ from harness.analysis.server_predictions import plain_texts, served_rows, timed_
 from harness.analysis.server_run import other_ks, served_run, served_summary
 from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
-from harness.analysis.user_latency import one_by_one
+from harness.analysis.waits import one_by_one
 from harness.records import MachineLoad, RoundTiming, Rule, ServerClock, Trial
-from harness.reporting import html, markdown, serving
+from harness.reporting import html, markdown, serving_commands
 from harness.reporting.content import content_of
 from harness.reporting.html import column_definition
 from harness.reporting.pages import tables_of
@@ -1018,14 +1018,14 @@ def test_every_k_that_was_tested_is_in_the_sentence_and_none_that_changes_texts_
             value for value in (0.0, 1.0) if value != temperature or not failed
         ]
         undecided = {"decision": "undecided", "k": 0, "reason_values": {"k": 1}}
-        (snippet,) = serving.snippets_of(answered(made, temperature, **undecided))[:1]
+        (snippet,) = serving_commands.snippets_of(answered(made, temperature, **undecided))[:1]
         assert ("to try" in snippet.code) == (not failed)
         if not failed:
             continue
         # A K that is served at another temperature is not for requests of this one
         (other,) = {0.0, 1.0} - {temperature}
         wins = answered(made, other, decision="speculate", k=failed[0], reason="held_out_gain")
-        notes = " ".join(serving.snippets_of(wins)[0].notes)
+        notes = " ".join(serving_commands.snippets_of(wins)[0].notes)
         assert f"At temperature {temperature:g} K={failed[0]} is not lossless" in notes
 
 
@@ -1250,7 +1250,7 @@ def test_the_commands_that_were_measured_are_those_to_paste(
 ) -> None:
     gains = [replace(a, draft="tiny_good", speedup=1.3, **answer) for a in with_lines.answers]
     made = replace(with_lines, answers=tuple(gains))
-    (snippet,) = serving.snippets_of(made)
+    (snippet,) = serving_commands.snippets_of(made)
     assert snippet.code == expected
     served = [line for line in expected.splitlines() if not line.startswith("#")]
     used = [line for line in snippet.measured.splitlines() if not line.startswith("#")]

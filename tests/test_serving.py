@@ -16,9 +16,9 @@ from transformers import GenerationConfig, GenerationMixin
 from harness.cli import compose
 from harness.models.load import EMBEDDED
 from harness.records import LONGEST_NGRAM, RULES
-from harness.reporting import serving
+from harness.reporting import serving_commands
 from harness.reporting.content import content_of
-from harness.reporting.serving import Snippet, snippets_of
+from harness.reporting.serving_commands import Snippet, snippets_of
 from harness.serving.drafts import kind_of, looks_up
 from harness.serving.engines import drafts_alike, spec_of, with_lines
 from harness.serving.tensorrt_llm import FILE
@@ -223,7 +223,7 @@ def test_the_command_that_measures_an_engine_is_one_that_the_server_command_take
         assert first.measure == ""
         return
     assert first.measure.startswith(f"python -m harness.server {starts}")
-    assert first.then == serving.IF_IT_PAYS
+    assert first.then == serving_commands.IF_IT_PAYS
     words = [word for word in shlex.split(first.measure)[3:] if not word.startswith("url=")]
     composed = compose("server", words)
     assert (composed.k, composed.temperature) == ([3], [1.0])
@@ -323,8 +323,8 @@ def test_toys_and_dummies_are_called_so() -> None:
     toy = decided(target="embedded:tiny")
     dummy = decided(models=(ModelFacts("target", "big", TARGET, weights="dummy"),))
     for summary in (toy, dummy):
-        assert serving.TOYS in snippets_of(summary)[0].notes
-    assert serving.TOYS not in snippets_of(decided())[0].notes
+        assert serving_commands.TOYS in snippets_of(summary)[0].notes
+    assert serving_commands.TOYS not in snippets_of(decided())[0].notes
 
 
 def test_a_draft_that_nothing_is_known_of_has_no_line() -> None:

@@ -11,8 +11,8 @@ from runs import FROZEN
 
 from harness.analysis.iteration_costs import IterationCosts, Starts
 from harness.analysis.plan import caveats_of, plan_from
+from harness.analysis.plan_simulation import simulated_plan
 from harness.analysis.planned_server import Server
-from harness.analysis.planning import simulated_plan
 from harness.config import PlanConfig
 from harness.records import LoadTiming
 from harness.simulation.server import Served, sent_at_once, simulate

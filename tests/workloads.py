@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.latency import Latency, TimedVisits, latency_of
+from harness.analysis.round_costs import Latency, TimedVisits, latency_of
 from harness.records import TextTrace
 from harness.theory.speedup import RoundTimes, StepTimes
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.cells import Weights, prompts_of
-from harness.analysis.latency import Latency
 from harness.analysis.replayed import in_chunks, padded_traces
+from harness.analysis.round_costs import Latency
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace
 from harness.stats.crossfit import VisitCosts, Workload, cross_fit, deals_for
 from harness.stats.jackknife import CONFIDENCE, Array, set_weights, token_weights

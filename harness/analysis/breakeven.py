@@ -38,7 +38,7 @@ from harness.analysis.caveats import given
 from harness.analysis.caveats.prompts import k_left_out
 from harness.analysis.caveats.timing import priced_from_steps
 from harness.analysis.cells import priced
-from harness.analysis.latency import Latency, ceilings
+from harness.analysis.round_costs import Latency, ceilings
 from harness.analysis.setup import Setup, run_facts
 from harness.config import BreakevenConfig
 from harness.records import Decision, LatencyRow, ResultRow, UserError

@@ -26,7 +26,7 @@ from harness.analysis.breakeven import (
 from harness.analysis.caveats import given
 from harness.analysis.caveats.prompts import k_left_out
 from harness.analysis.cells import priced
-from harness.analysis.latency import Latency
+from harness.analysis.round_costs import Latency
 from harness.analysis.setup import Setup, run_facts
 from harness.records import MOST_K, Scrape
 from harness.summary import Caveat, Counted, RunningServer, Summary

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.device import architecture
-from harness.analysis.latency import Latency, ServedTimes
+from harness.analysis.round_costs import Latency, ServedTimes
 from harness.analysis.server_costs import ServerCosts
 from harness.records import GREEDY, UserError
 from harness.serving.drafts import DRAFTS

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.cells import ratio
-from harness.analysis.latency import Latency
+from harness.analysis.round_costs import Latency
 from harness.records import Decision, LatencyRow, ResultRow, grouped
 from harness.stats.jackknife import token_weights
 from harness.summary import Answer, Explanation, Factor

@@ -28,9 +28,9 @@ from dataclasses import replace
 import numpy as np
 
 from harness.analysis.cells import Weights
-from harness.analysis.latency import Latency, least_rounds
 from harness.analysis.predicted import Latencies, evidence_of
 from harness.analysis.replayed import Replays
+from harness.analysis.round_costs import Latency, least_rounds
 from harness.analysis.scored_drafts import scored_drafts
 from harness.analysis.server_predictions import predicted_speedups, timed_server
 from harness.analysis.server_run import served_run

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.cells import Count, accepted, completed, decode_s, judged, latest, new_tokens
-from harness.analysis.latency import Latency
 from harness.analysis.replayed import Replays, replay_check
+from harness.analysis.round_costs import Latency
 from harness.analysis.verdict import Candidate, Evidence, MeasuredPairs, Timed
 from harness.records import Cell, Trial, grouped
 from harness.stats.jackknife import Array

@@ -27,9 +27,9 @@ from harness.analysis.cells import (
     with_counts,
     with_times,
 )
-from harness.analysis.latency import Latency
 from harness.analysis.prediction_error import Gap
 from harness.analysis.replayed import Replays
+from harness.analysis.round_costs import Latency
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.verdict import Candidate, Evidence, Timed
 from harness.records import Cell, ResultRow, Trial

@@ -1,6 +1,6 @@
 """A profile: what a plain token and a round take, what they are made of, and the most to be gained.
 
-R(0) and R(K) are of the running loop (`harness.analysis.latency`). The largest speedup at K is
+R(0) and R(K) are of the running loop (`harness.analysis.round_costs`). The largest speedup at K is
 (K + 1) R(0) / R(K), with every draft token accepted; break-even alphas follow from the same R.
 
 The waterfall. If a round took no longer than a plain token it would bring K + 1. Then what was
@@ -24,7 +24,7 @@ from harness.analysis.caveats import of_setup
 from harness.analysis.caveats.timing import launch_bound, priced_from_steps
 from harness.analysis.cells import measured_rows, priced
 from harness.analysis.failures import failures
-from harness.analysis.latency import ceilings, latency_of_draft, latency_table
+from harness.analysis.round_costs import ceilings, latency_of_draft, latency_table
 from harness.analysis.setup import Setup, run_facts
 from harness.analysis.unstable import unstable_steps
 from harness.records import (

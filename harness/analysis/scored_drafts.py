@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
 from harness.analysis.engine_costs import priced_by
-from harness.analysis.latency import (
+from harness.analysis.predicted import Predicted
+from harness.analysis.replayed import decoded, replay_drafts, replayed
+from harness.analysis.round_costs import (
     LOOKUP_S,
     Latency,
     latency_of_draft,
     typed_latency,
     without_rounds,
 )
-from harness.analysis.predicted import Predicted
-from harness.analysis.replayed import decoded, replay_drafts, replayed
 from harness.analysis.setup import Setup, stop_threshold, timed_apart
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace, UserError, grouped
 from harness.serving.engines import with_lines

@@ -23,10 +23,17 @@ from harness.analysis.cells import (
     with_counts,
     with_times,
 )
-from harness.analysis.latency import Latency, ServedTimes, latency_of, latency_row, near, visits_of
 from harness.analysis.predicted import evidence_of
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.replayed import Replays, by_prompt
+from harness.analysis.round_costs import (
+    Latency,
+    ServedTimes,
+    latency_of,
+    latency_row,
+    near,
+    visits_of,
+)
 from harness.analysis.server_costs import (
     Requests,
     ServerCosts,

@@ -52,8 +52,8 @@ from harness.analysis.server_predictions import (
 from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup, request_weights, run_facts, shares_of_sets
 from harness.analysis.unstable import impossible, unstable_cells
-from harness.analysis.user_latency import Goals, one_by_one, under_load
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
+from harness.analysis.waits import Goals, one_by_one, under_load
 from harness.records import GREEDY, Cell, ServingEngine, where
 from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import CONFIDENCE, speedup_interval, token_weights

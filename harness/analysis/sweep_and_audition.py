@@ -20,7 +20,6 @@ from harness.analysis.cells import completed, latest, measured_positions, measur
 from harness.analysis.device import draft_memory, price_per_hour
 from harness.analysis.explanation import case_of, explain
 from harness.analysis.failures import failures
-from harness.analysis.latency import Latency, latency_table, least_rounds
 from harness.analysis.leaderboard import (
     best_of_drafts,
     rank,
@@ -45,6 +44,7 @@ from harness.analysis.predicted import (
 )
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.replayed import replay_check
+from harness.analysis.round_costs import Latency, latency_table, least_rounds
 from harness.analysis.scored_drafts import ScoredDrafts, scored_drafts
 from harness.analysis.setup import Setup, model_facts, run_facts, shares_of_sets
 from harness.analysis.unstable import impossible, outlier_cells, unstable_cells, unstable_steps

@@ -31,7 +31,7 @@ from harness.analysis.breakeven import (
     with_acceptance,
     with_baseline,
 )
-from harness.analysis.latency import Latency, latency_of_draft
+from harness.analysis.round_costs import Latency, latency_of_draft
 from harness.commands.run_lifecycle import Outcome, concluded
 from harness.config import BreakevenConfig
 from harness.measurement.environment import describe_host

@@ -71,6 +71,7 @@ from harness.serving.engines import OWN
 from harness.serving.round_counting import shorter_budget
 from harness.stats.two_phase import LOOKS
 from harness.theory.architecture import architecture_of
+from harness.theory.card_model import PlanRequest, plan_cards
 from harness.theory.cost import (
     ALPHA,
     Forwards,
@@ -80,7 +81,6 @@ from harness.theory.cost import (
     timing_forwards,
 )
 from harness.theory.memory import MemoryFit, usable_bytes
-from harness.theory.planning import PlanRequest, plan_cards
 from harness.theory.roofline import Card
 
 # Cards whose costs stand above the table of drafts

@@ -23,8 +23,8 @@ from time import monotonic
 
 import numpy as np
 
-from harness.analysis.latency import PRECISE, timed_precisely
 from harness.analysis.looks import choice, decided
+from harness.analysis.round_costs import PRECISE, timed_precisely
 from harness.commands.completions import check_texts, completions, score_pair
 from harness.commands.pair import Pair
 from harness.commands.requests import requests_of, run_requests

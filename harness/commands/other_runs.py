@@ -10,9 +10,9 @@ from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.analysis.engine_costs import check_target, priced_by
-from harness.analysis.latency import LOOKUP_S
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.recorded_costs import costs_of
+from harness.analysis.round_costs import LOOKUP_S
 from harness.analysis.setup import Setup
 from harness.config import (
     AuditionConfig,

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from harness.analysis import analyse
 from harness.analysis.device import price_per_hour
+from harness.analysis.plan_simulation import simulated_plan
 from harness.analysis.planned_server import Server
-from harness.analysis.planning import simulated_plan
 from harness.analysis.setup import Setup
 from harness.commands.dry_run import ROWS, card_of
 from harness.commands.progress import progress

@@ -7,7 +7,7 @@ model.
 from collections.abc import Callable
 from itertools import product
 
-from harness.analysis.latency import merged
+from harness.analysis.round_costs import merged
 from harness.analysis.unstable import unstable_steps
 from harness.commands.checks import beyond, check_run
 from harness.commands.completions import with_turns

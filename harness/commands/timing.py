@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import torch
 
-from harness.analysis.latency import can_pay, timed_precisely, visits_of
+from harness.analysis.round_costs import can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
 from harness.commands.pair import Pair, Target
 from harness.commands.progress import progress

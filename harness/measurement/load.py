@@ -7,9 +7,9 @@ process) whether or not others have ended: what a user waits for at that traffic
 A load is all of a group's requests, and its seconds are of all of them together: with several
 requests in flight no clock tells theirs apart. Groups (the prompt sets, or two halves of a single
 set) are sent one after the other, so that what iterations cost in one can predict another
-(`harness.analysis.planning`). A closed loop is sent twice, with the full budget and with a part of
-it: iterations of other contexts and other mixes of prompts, for a plan's costs. Budgets differ
-between requests: requests of one length that begin together also end together, are prefilled
+(`harness.analysis.plan_simulation`). A closed loop is sent twice, with the full budget and with a
+part of it: iterations of other contexts and other mixes of prompts, for a plan's costs. Budgets
+differ between requests: requests of one length that begin together also end together, are prefilled
 together, and cost less than those of a real load.
 
 A visit puts every load on every server, the servers in a new order for each load and the requests

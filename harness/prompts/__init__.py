@@ -21,14 +21,12 @@ from typing import Any
 
 from harness.config import AuditionConfig, PairConfig, PromptsConf
 from harness.prompts.entries import checked_text, encodes
-from harness.prompts.log import LogSample, RequestLog
+from harness.prompts.log import SAMPLE, SAMPLE_SEED, LogSample, RequestLog
 from harness.prompts.readers import hub_label, read_file, read_hub, stem_of
 from harness.records import BYTES_PER_TOKEN, Prompt, UserError, grouped
 
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "prompt_sets"
 THINKING = "+thinking"
-# The size and the seed of a log's sample
-SAMPLE, SAMPLE_SEED = 200, 0
 
 
 def load(config: PromptsConf) -> tuple[Prompt, ...]:

@@ -29,6 +29,8 @@ from harness.prompts.entries import Entry, Source, decoded, prompt_of
 from harness.prompts.readers import file_lines, reading, stem_of
 from harness.records import Prompt, SampledLog, UserError, grouped
 
+# The size and the seed of a sample by default
+SAMPLE, SAMPLE_SEED = 200, 0
 # Sampled requests of a stratum at least, so that its own error can be estimated
 LEAST_SAMPLED = 20
 # The fields of a line that may contain the request

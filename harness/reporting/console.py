@@ -19,7 +19,7 @@ from rich.text import Text
 from harness.records import Verbose
 from harness.reporting.content import Content
 from harness.reporting.grid import MARK
-from harness.reporting.serving import Snippet
+from harness.reporting.serving_commands import Snippet
 from harness.reporting.tables.specification import Row, Table
 
 MOST_LINES = 28  # a command's answer takes 30 lines: two are left for `fail_below` and `run:`

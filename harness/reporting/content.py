@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from harness.records import Decision
-from harness.reporting import serving
+from harness.reporting import serving_commands
 from harness.reporting.pages import brief_tables, page_of, tables_of, title_of
-from harness.reporting.sentences import caveats, explanation, plan, run, verdict
+from harness.reporting.sentences import caveat_list, explanation, plan, run, verdict
 from harness.reporting.tables import answers
 from harness.reporting.tables.specification import Table
 from harness.serving.engines import spec_of
@@ -49,7 +49,7 @@ class Content:
     caveats: tuple[str, ...]
     cautions: tuple[str, ...]
     failures: tuple[str, ...]
-    snippets: tuple[serving.Snippet, ...]  # serving commands; empty where nothing is served
+    snippets: tuple[serving_commands.Snippet, ...]  # empty where nothing is served
     others: str  # what the snippets after the first are for
     others_note: str  # how to measure those; "" where they were measured or name their command
     tables: tuple[Table, ...]  # most important first
@@ -63,7 +63,7 @@ def content_of(summary: Summary) -> Content:
     answered = answers.grid_table(summary)
     decides = page.grid is not None and bool(answered.rows)
     brief = brief_tables(summary)
-    snippets = serving.snippets_of(summary) if page.serves else ()
+    snippets = serving_commands.snippets_of(summary) if page.serves else ()
     return Content(
         title=title_of(summary),
         banner=run.banner(summary.run) or plan.banner(summary),
@@ -78,8 +78,8 @@ def content_of(summary: Summary) -> Content:
         page=str(Path(summary.run.folder) / "report.html"),
         engine=None if summary.served else run.engine(summary.run),
         reasons=explanation.explanation(summary),
-        caveats=caveats.caveats(summary),
-        cautions=caveats.cautions(summary),
+        caveats=caveat_list.caveats(summary),
+        cautions=caveat_list.cautions(summary),
         failures=run.failures(summary),
         snippets=snippets,
         others="other loads" if summary.served else "other servers",

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from harness.reporting.content import Content
 from harness.reporting.definitions import Definition, closure, lookup
 from harness.reporting.markdown import environment_of
-from harness.reporting.serving import snippet_groups, without_line
+from harness.reporting.serving_commands import snippet_groups, without_line
 from harness.reporting.tables.specification import Cell, Column, Table
 
 if TYPE_CHECKING:  # matplotlib takes a second

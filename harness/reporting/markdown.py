@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from harness.reporting.content import Content
 from harness.reporting.definitions import METRICS
 from harness.reporting.grid import MARK
-from harness.reporting.serving import snippet_groups, without_line
+from harness.reporting.serving_commands import snippet_groups, without_line
 from harness.reporting.tables.specification import Row, Table
 
 if TYPE_CHECKING:  # matplotlib takes a second

@@ -8,8 +8,8 @@ from typing import get_args
 
 from harness import formatting as fmt
 from harness.analysis.caveats.record import Quoted, caveat
-from harness.analysis.latency import Latency
 from harness.analysis.prediction_error import PredictionError
+from harness.analysis.round_costs import Latency
 from harness.analysis.setup import Setup
 from harness.records import BUSY, CardReadings, ServingEngine, ThrottleReason
 from harness.serving.engines import OWN, spec_of

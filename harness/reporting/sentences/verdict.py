@@ -14,7 +14,7 @@ from harness import formatting as fmt
 from harness.analysis.caveats import Quoted
 from harness.analysis.caveats.servers import scores
 from harness.records import GREEDY, first
-from harness.reporting import grid, serving
+from harness.reporting import grid, serving_commands
 from harness.reporting.sentences import comparison, plan, running, served
 from harness.serving.drafts import kind_of
 from harness.serving.engines import OWN, spec_of
@@ -482,7 +482,7 @@ def after_counters(summary: Summary) -> NextStep | None:
 def after_a_profile(summary: Summary) -> NextStep:
     """A sweep of the pair, which measures its alpha."""
     draft = summary.run.draft
-    pair = None if draft is None else serving.draft_keys(summary, draft)
+    pair = None if draft is None else serving_commands.draft_keys(summary, draft)
     sweep = "" if pair is None else _sweep(summary, pair)
     return NextStep("a sweep measures whether alpha is that high", sweep)
 
@@ -498,10 +498,12 @@ def after_answers(summary: Summary) -> NextStep | None:
         again = "serve your own requests so (prompts.files=[...] measures with them)"
         return None if summary.run.own_prompts else NextStep(again)
     if answer.source == "measured":
-        if summary.run.own_prompts or any(each.measure for each in serving.snippets_of(summary)):
+        if summary.run.own_prompts or any(
+            each.measure for each in serving_commands.snippets_of(summary)
+        ):
             return None
         return NextStep("run your own requests with this draft and without it, and compare")
-    if answer.run is not None or serving.served_target(summary) is not None:
+    if answer.run is not None or serving_commands.served_target(summary) is not None:
         return _measured_there(summary, answer)
     return NextStep("the same sweep with mode=measure measures what is predicted")
 
@@ -513,9 +515,9 @@ def after_an_audition(summary: Summary) -> NextStep | None:
         return None
     if answer.decision == "does_not_pay":
         return OTHER_DRAFTS
-    if answer.run is not None or serving.served_target(summary) is not None:
+    if answer.run is not None or serving_commands.served_target(summary) is not None:
         return _measured_there(summary, answer)
-    pair = serving.draft_keys(summary, str(answer.draft))
+    pair = serving_commands.draft_keys(summary, str(answer.draft))
     if pair is None:
         return None
     rule = "" if answer.temperature == GREEDY else f" decode.rule={answer.rule}"
@@ -538,7 +540,9 @@ def _decided(summary: Summary) -> Answer | None:
 
 def _other_draft(summary: Summary) -> NextStep:
     """An audition of other drafts, at the measured server's costs where these hold for them."""
-    keys = f"{serving.model_keys(summary)} drafts=auto{serving.other_keys(summary)}"
+    keys = (
+        f"{serving_commands.model_keys(summary)} drafts=auto{serving_commands.other_keys(summary)}"
+    )
     measured = summary.served
     if measured is not None and measured.costs and measured.engine != OWN.name:
         # The costs of rounds with a look-up or a head do not hold for another kind of draft
@@ -551,14 +555,14 @@ def _other_draft(summary: Summary) -> NextStep:
 def _measured_there(summary: Summary, answer: Answer) -> NextStep | None:
     """The measurement on the server whose round times or texts a prediction is from, if any."""
     if answer.run is not None:
-        measure = serving.measure_command(summary, str(answer.engine), answer)
+        measure = serving_commands.measure_command(summary, str(answer.engine), answer)
         return None if measure is None else NextStep("measure what is predicted", measure)
-    served_by = serving.served_target(summary)
+    served_by = serving_commands.served_target(summary)
     if served_by is None:
         return None
     drafting = f"k={answer.k} temperature={answer.temperature:g}"
-    keys = f"engine={served_by} {drafting} {serving.ATTACHED} score=false"
-    others = serving.other_keys(summary, serving.OF_THE_LOOP)
+    keys = f"engine={served_by} {drafting} {serving_commands.ATTACHED} score=false"
+    others = serving_commands.other_keys(summary, serving_commands.OF_THE_LOOP)
     measure = f"python -m harness.server {keys}{others}"
     return NextStep("start its server with this draft too, and measure both", measure)
 
@@ -582,5 +586,5 @@ def _at_its_costs(summary: Summary, measured: ServedSummary) -> str:
 
 
 def _sweep(summary: Summary, keys: str) -> str:
-    keys = f"{serving.model_keys(summary)} {keys}{serving.other_keys(summary)}"
+    keys = f"{serving_commands.model_keys(summary)} {keys}{serving_commands.other_keys(summary)}"
     return f"python -m harness.sweep {keys}"

@@ -7,8 +7,8 @@ from harness.records import grouped
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import CardRow, Summary
+from harness.theory.card_model import PlannedCard, PlanRequest
 from harness.theory.cost import ALPHA, LOAD_BYTES_PER_S, SECONDS_PER_LAYER, START_S, Estimate
-from harness.theory.planning import PlannedCard, PlanRequest
 
 
 def _serve(row: CardRow) -> str:
