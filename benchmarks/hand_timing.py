@@ -201,7 +201,7 @@ def run_requests(run: Path) -> dict[Any, SimpleNamespace]:
     requests: dict[Any, SimpleNamespace] = {}
     for line in (run / "trials.jsonl").read_text().splitlines():
         trial = json.loads(line)
-        if trial["status"] != "ok" or trial["temperature"] or trial["concurrency"] != 1:
+        if trial["status"] != "ok" or trial["temperature"]:
             continue
         filled, length = trial["stop_reason"] == "budget", len(trial["tokens"])
         budget = length if filled else max(length, new_tokens)
