@@ -93,6 +93,15 @@ def test_a_speculative_row_derives_its_rates_from_counts():
     assert (row.rule, row.peak_memory_bytes, row.alpha_lo) == ("ratio", 150, None)
 
 
+@pytest.mark.parametrize(("untold", "expected"), [(1, 108 / 45), (9, None)])
+def test_few_texts_that_tell_their_rounds_stand_for_no_cell(untold, expected):
+    done = [drafted(str(number), 1.0, 12) for number in range(10)]
+    done[:untold] = [replace(trial, rounds=None) for trial in done[:untold]]
+    (row,) = rows(done)
+    assert row.rounds is None
+    assert row.tokens_per_round == (expected and pytest.approx(expected))
+
+
 def test_a_speedup_counts_only_generations_that_finished_on_both_sides():
     trials = [plain("a", 2.0), plain("b", 50.0), failed(plain("c", 1.0)), drafted("a", 1.0)]
     baseline, row = rows([*trials, failed(drafted("b", 1.0)), drafted("c", 90.0)])

@@ -22,6 +22,8 @@ Count = Callable[[Trial], float]
 PromptId = tuple[str, str]
 # Of the prompt sets in the workload; None for equal ones
 Weights = Mapping[str, float] | None
+# Texts that tell their rounds stand for a cell if they have this share of its tokens
+TELLING = 0.9
 
 # ---- counts of generations -----------------------------------------------------------------------
 
@@ -54,6 +56,17 @@ def judged(trial: Trial) -> float:
 def ratio(numerator: float | None, denominator: float | None) -> float | None:
     """Their quotient; None where either is missing or the denominator is 0."""
     return numerator / denominator if numerator is not None and denominator else None
+
+
+def telling_rounds(done: Sequence[Trial]) -> list[Trial]:
+    """The completed texts that tell their rounds; none where the others have many tokens.
+
+    They may be unlike the others: on llama.cpp those of a look-up that fill their budget, in which
+    little is copied.
+    """
+    telling = [trial for trial in done if trial.rounds is not None]
+    share = sum(map(new_tokens, telling)) >= TELLING * sum(map(new_tokens, done))
+    return telling if share else []
 
 
 def latest(trials: Sequence[Trial]) -> list[Trial]:
@@ -260,7 +273,7 @@ def _with_acceptance(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
         _total([getattr(trial, name) for trial in done])
         for name in ("rounds", "drafted", "accepted", "rejected")
     )
-    counted = [trial for trial in done if trial.rounds is not None]
+    counted = telling_rounds(done)
     row = replace(
         row,
         rounds=rounds,

@@ -28,7 +28,7 @@ from harness.analysis.caveats import of_setup, servers
 from harness.analysis.caveats.prompts import k_at_edge
 from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
 from harness.analysis.caveats.timing import predictions_off
-from harness.analysis.cells import Weights, completed, ratio
+from harness.analysis.cells import Weights, completed, ratio, telling_rounds
 from harness.analysis.device import kv_bytes_per_token, model_bytes
 from harness.analysis.failures import failures
 from harness.analysis.lossless import by_text, distrust
@@ -342,7 +342,7 @@ def _by_k(run: ServedRun) -> Iterator[ServedK]:
         evidence, costs = measured_evidence(server, temperature), server.costs(temperature)
         for name, speedup in evidence.speedups(weights).items():
             done = where(completed(server.texts.settled), k=name.k, temperature=temperature)
-            done = [trial for trial in done if trial.rounds]
+            done = [trial for trial in telling_rounds(done) if trial.rounds]
             tokens = np.array([trial.new_tokens for trial in done], dtype=np.float64)
             sets = [trial.prompt_set for trial in done]
             factors = token_weights(sets, tokens, weights) if done else tokens
