@@ -601,11 +601,12 @@ class _Answers:
 
 
 def _ask(work: Workload, server: Server, task: Task, turn: turns.Turn | None = None) -> Line:
-    """Send one request; what there is to store of it, None where it had no round.
+    """Send one request; the line to store of its answer, None where it had no round.
 
-    In turns, requests are long and reading a prompt may take longer than its answer. A request for
-    a part of the budget comes straight after the whole one, so its prompt is not read again: only
-    its decoding is compared. Of short requests that would change the start that is compared.
+    In turns, requests are long, and reading a prompt may take longer than the answer. So a request
+    for a part of the budget uses the prompt that its server has just read for the whole one: only
+    its decoding is compared. Short requests are not sent so, because their costs include a start,
+    which a cached prompt makes shorter.
     """
     clock, facts = work.clock, server.facts
     again = turn is not None and task.file == "starts"
