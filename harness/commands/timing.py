@@ -227,7 +227,7 @@ def visits_of_draft(
 ) -> RoundVisits:
     """The visits of one draft of an audition.
 
-    Half of them where it cannot pay at any acceptance, or their ratios are known precisely.
+    Few of them where it cannot pay at any acceptance, half where their ratios are known precisely.
 
     Args:
         draft: the loaded model, or what makes the drafter of a request; None while there is none,
@@ -252,10 +252,8 @@ def visits_of_draft(
         folder.rounds,
         visits=visits,
         counted=progress,
-        enough=lambda timings: (
-            (not conf.spec.looks_up and not can_pay(timings, conf.name))
-            or timed_precisely(timings, conf.name)
-        ),
+        enough=lambda timings: timed_precisely(timings, conf.name),
+        loses=lambda timings: not conf.spec.looks_up and not can_pay(timings, conf.name),
     )
 
 

@@ -38,13 +38,15 @@ from harness.storage.contents import Lines
 
 # Of a pair; each draft among many gets half of them
 LEAST_VISITS, MOST_VISITS = 6, 24
+# Of a draft among many that loses at every K by what these show
+VISITS_THAT_LOSE = 3
 VISITS_PER_TEXT = 1.5
 # As many again for every further so many texts: about a sixth of a long run's time
 TEXTS_PER_MOST_VISITS = 48
 LEAST_ROUNDS = 16
 # A timing that lasts so long needs no more rounds than a slice: what disturbs a machine for 50 to
 # 200 ms is a small part of it, and of a slow pair all else would take minutes
-TIMING_S, LEAST_SLICE = 0.5, 4
+TIMING_S, LEAST_SLICE = 0.5, 2
 # Plain tokens of a timing at most
 MOST_TOKENS = 32
 WARMUP_ROUNDS = 2
@@ -120,7 +122,7 @@ def rounds_timed(k: int, new_tokens: int, round_s: float = 0.0) -> int:
     rounds = LEAST_ROUNDS if k else max(LEAST_ROUNDS, min(new_tokens, MOST_TOKENS))
     if round_s * rounds <= TIMING_S:
         return rounds
-    return max(LEAST_SLICE, math.ceil(TIMING_S / round_s))
+    return min(rounds, max(LEAST_SLICE, math.ceil(TIMING_S / round_s)))
 
 
 def made_prompt(
@@ -212,6 +214,7 @@ class RoundVisits:
         visits: int,
         counted: Counted,
         enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
+        loses: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
         repeated: int = 0,
     ) -> None:
         """Continue with what is missing of `visits`.
@@ -224,10 +227,11 @@ class RoundVisits:
             counted: shows what is done how often; gives what counts one.
             enough: whether what was timed, in LEAST_VISITS or more, needs no more visits; asked
                 before more are made.
+            loses: the same of VISITS_THAT_LOSE: whether the draft cannot gain at any K.
             repeated: so many that other work disturbed are made again, at most.
         """
         self._loop, self._folder, self._stored = loop, folder, stored
-        self._counted, self._enough = counted, enough
+        self._counted, self._enough, self._loses = counted, enough, loses
         self._refused = set(folder.manifest.not_measured)
         self._lines = lines = [line for line in stored.read() if line.draft == loop.draft_name]
         kinds = {
@@ -272,8 +276,9 @@ class RoundVisits:
             return
         requests, draft = self._loop.requests_of(self._next), self._loop.draft_name
         if not self._warm:  # first calls allocate, compile and record
-            with self._counted(f"warming up rounds of {draft}", len(requests)) as tick:
-                for entry in requests:
+            cells = list(dict.fromkeys(requests))
+            with self._counted(f"warming up rounds of {draft}", len(cells)) as tick:
+                for entry in cells:
                     warm = self._loop.generation(entry, self._next, 0, WARMUP_ROUNDS)
                     run_trial(warm, self._loop.target, self._loop.draft)
                     tick()
@@ -289,12 +294,14 @@ class RoundVisits:
 
     @property
     def _settled(self) -> bool:
-        return self.complete >= LEAST_VISITS and self._enough(self._lines)
+        return (self.complete >= LEAST_VISITS and self._enough(self._lines)) or (
+            self.complete >= VISITS_THAT_LOSE and self._loses(self._lines)
+        )
 
     def _round_s(self, request: Request) -> float:
-        """About what a round of the same K took in the quickest visit so far; 0.0 in the first."""
+        """About what a round of the same K took in the quickest visit so far; inf in the first."""
         lines = (line for line in self._lines if line.k == request.k)
-        return min((line.seconds / line.rounds for line in lines), default=0.0)
+        return min((line.seconds / line.rounds for line in lines), default=math.inf)
 
     def _visit(self, number: int, tick: Callable[[], None]) -> bool:
         """Time everything once, and store it as a whole; whether other work disturbed it."""
@@ -320,7 +327,8 @@ class RoundVisits:
     def _timed(self, request: Request, visit: int) -> RoundTiming | str:
         """A timing: a generation, and further ones where it ends before it has enough rounds."""
         rounds, new_tokens, seconds, number = 0, 0, 0.0, 0
-        least = rounds_timed(request.k, self._loop.new_tokens, self._round_s(request))
+        k, budget = request.k, self._loop.new_tokens
+        least = rounds_timed(k, budget, self._round_s(request))
         contexts: list[int] = []
         while rounds < least:
             entry = self._loop.generation(request, visit, number, least - rounds)
@@ -332,6 +340,8 @@ class RoundVisits:
             seconds += trial.decode_s or 0.0
             contexts.append(len(entry.tokens))
             number += 1
+            if not self._lines:  # how long a round takes is not known before
+                least = rounds_timed(k, budget, seconds / max(1, rounds))
         return RoundTiming(
             visit=visit,
             model=request.model,

@@ -34,9 +34,10 @@ from harness.models.memory import is_out_of_memory
 from harness.records import LoopClock, SkippedCell, StepTiming
 
 WARMUP = 3
-# Samples of each forward of a pair; of slow models only as many as this time allows, for their
-# steps explain rounds, which are timed themselves. They warm up no longer than a part of it
-REPETITIONS, LEAST_REPETITIONS, REPETITIONS_S, WARMUP_S = 40, 4, 10.0, 1.0
+# Samples of each forward of a pair; of slow models only as many as this time allows (half of it
+# for half the samples), for their steps explain rounds, which are timed themselves. They warm up no
+# longer than a part of it
+REPETITIONS, LEAST_REPETITIONS, REPETITIONS_S, WARMUP_S = 40, 3, 10.0, 1.0
 # Prefills are timed in one repetition of so many
 PREFILL_EVERY = 4
 # How often timings that cannot be right are taken again
@@ -118,8 +119,8 @@ def time_forwards(
             as ratios.
         expect, tick: called before each attempt with the number of its repetitions, and after each.
     """
-    timer = _PairTimer(models, context, clock)
     repetitions = REPETITIONS if repetitions is None else repetitions
+    timer = _PairTimer(models, context, clock, REPETITIONS_S * repetitions / REPETITIONS)
     prompts = [Forward(timed, "prefill", length) for timed in models for length in prefills]
     others = _forwards(models, max_k)
     with undisturbed():
@@ -136,15 +137,19 @@ class _PairTimer:
     """Times forwards after one context, in an order drawn anew for each repetition."""
 
     def __init__(
-        self, models: Sequence[TimedModel], context: Sequence[int], clock: LoopClock
+        self,
+        models: Sequence[TimedModel],
+        context: Sequence[int],
+        clock: LoopClock,
+        most_s: float,
     ) -> None:
-        self._models, self._context = models, context
+        self._models, self._context, self._most_s = models, context, most_s
         self._clock = Clock(*(timed.model for timed in models), kind=clock)
         self._order, self._begun = random.Random(0), perf_counter()
 
-    def late(self, most_s: float = REPETITIONS_S) -> bool:
-        """True after so many seconds."""
-        return perf_counter() - self._begun > most_s
+    def late(self, most_s: float | None = None) -> bool:
+        """True after so many seconds; after those of all samples where none are given."""
+        return perf_counter() - self._begun > (self._most_s if most_s is None else most_s)
 
     def timings(
         self,
