@@ -4,10 +4,9 @@
 
 Whole reports are simulated (tests/simulated_sweeps.py): two temperatures of two prompt sets, one
 draft at eight K. They are decided as a sweep decides them, by replay and measured pairs in looks
-("two phases"), and by cross-fitting the measured cells of a grid, the older design, which costs as
-many decodings ("grid"; where R is biased its seconds are predicted, as in a replayed sweep). The K
-all tie with plain decoding, or the best of them gains 10 or 20 %. Exits 1 where two phases miss a
-requirement.
+("two phases"), and on the measured cells of a grid, which costs as many decodings ("grid"; where R
+is biased its seconds are predicted, as in a replayed sweep). The K all tie with plain decoding, or
+the best of them gains 10 or 20 %. Exits 1 where two phases miss a requirement.
 
 A text that is only replayed counts as one decoding, unless --text says what it costs: a sweep
 generates such texts in batches.

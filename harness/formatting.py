@@ -33,11 +33,11 @@ def gain(record: Any, name: str = "speedup") -> str:
 def scored(answer: Answer) -> str:
     """An answer's speedup, and the prompts that its interval holds for.
 
-    "1.42x [1.36, 1.48] on held-out prompts"; where the K was measured on a part of the prompts
+    "1.42x [1.36, 1.48] on prompts like these"; where the K was measured on a part of the prompts
     "1.42x [1.36, 1.48] on prompts like these (on these alone [1.40, 1.44])".
     """
     if answer.pairs is None:
-        return f"{gain(answer)} on held-out prompts"
+        return f"{gain(answer)} on prompts like these"
     lo, hi = answer.pairs.speedup_lo, answer.pairs.speedup_hi
     return f"{gain(answer)} on prompts like these (on these alone [{lo:.2f}, {hi:.2f}])"
 

@@ -150,7 +150,7 @@ class Answer:
     # estimate and its error; None without an interval.
     chance: float | None = None
     gain: float | None = None
-    # The prompts behind a verdict by replay and measured pairs; None for one that was cross-fitted
+    # The prompts behind a verdict by replay and measured pairs; None for one without such pairs
     pairs: MeasuredPart | None = None
 
     @classmethod
@@ -455,8 +455,8 @@ class AdaptiveRow:
 class AdaptiveDrafting:
     """The speedups of adaptive drafting with one draft.
 
-    With enough prompts for an interval, `fixed` and `best` are corrected for the selection by
-    held-out prompts. All other numbers are uncorrected.
+    With enough prompts for an interval, `fixed` and `best` are corrected for the selection. All
+    other numbers are uncorrected.
     """
 
     draft: str

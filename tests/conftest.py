@@ -76,9 +76,9 @@ def no_plots() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def few_samples() -> Iterator[None]:
     """For tests that run commands and are not about times or intervals either."""
-    from runs import dealt_little, timed_little, without_plots
+    from runs import timed_little, without_plots
 
-    with without_plots(), timed_little(), dealt_little():
+    with without_plots(), timed_little():
         yield
 
 

@@ -13,7 +13,6 @@ from harness.analysis import analyse
 from harness.cli import compose, work
 from harness.commands.run_lifecycle import Outcome
 from harness.records import CopyBandwidth
-from harness.stats.crossfit import LEAST_DEALS
 from harness.storage import StoredRun, load
 from harness.summary import Summary, TextLikelihood
 
@@ -61,15 +60,6 @@ def timed_little() -> Iterator[None]:
         patch.setattr(
             "harness.commands.timing.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
         )
-        yield
-
-
-@contextmanager
-def dealt_little() -> Iterator[None]:
-    """Prompts are dealt into folds as often as those of a large run, not sixteen times as often."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.stats.crossfit.MOST_DEALS", LEAST_DEALS)
-        patch.setattr("harness.analysis.verdict.CLOSE_DEALS", 1)
         yield
 
 

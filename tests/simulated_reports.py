@@ -16,8 +16,8 @@ from scipy.signal import lfilter
 from scipy.stats import trim_mean
 
 from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, Timed, decide, in_turn
-from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import share_interval
+from harness.stats.workload import TRIMMED
 
 DRAFTS, KS = 4, 8
 SETS = ("easy", "hard")
@@ -27,8 +27,6 @@ NULL = np.ones(DRAFTS * KS)
 GAIN = np.outer((1.0, 0.98, 0.9, 0.7), (0.9, 1.0, 1.05, 1.08, 1.1, 1.08, 1.0, 0.85)).ravel()
 TEMPERATURES = (0.0, 1.0)
 VISITS = 12
-# Fewer than a report's, for the sake of time; a verdict then depends more on luck, not less
-DEALS = 60
 # In how many cells of a report the interval of a speedup, and of an alpha, is looked at
 CELLS = 3
 
@@ -163,7 +161,7 @@ def report(rng: np.random.Generator, world: World, size: int, truth, counts: Any
         seed = int(rng.integers(2**31))
 
         def on(scope, error, seen=seen, seed=seed):
-            return decide(seen, error, prompt_set=scope, seed=seed, deals=DEALS)
+            return decide(seen, error, prompt_set=scope, seed=seed)
 
         for verdict in in_turn(on, SETS, ONE_SIDED / len(TEMPERATURES)):
             decisions.append(verdict.decision)

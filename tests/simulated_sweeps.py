@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from simulated_reports import (
     CANDIDATES,
-    DEALS,
     GAIN,
     KS,
     NULL,
@@ -151,11 +150,11 @@ def _of_last_look(evidence: Evidence) -> tuple[list[Answer], int]:
 
 
 def of_grids(of_temperatures: Sequence[Evidence], rng: np.random.Generator) -> list[list[Answer]]:
-    """By temperature, every verdict by cross-fitting, with an error of its own."""
+    """By temperature, every verdict on measured cells, with an error of its own."""
     errors = {"all": OF_WORKLOAD, **dict.fromkeys(SETS, OF_SET)}
     return [
         [
-            verdict_on(evidence, name, error, seed=int(rng.integers(2**31)), deals=DEALS)
+            verdict_on(evidence, name, error, seed=int(rng.integers(2**31)))
             for name, error in errors.items()
         ]
         for evidence in of_temperatures

@@ -22,8 +22,8 @@ from harness.analysis.sweep_and_audition import leaderboard, pair_run
 from harness.analysis.verdict import ONE_SIDED, Candidate, decide
 from harness.commands import draft_scoring, looks
 from harness.records import StepTiming, UserError
-from harness.stats.crossfit import VisitCosts, Workload
 from harness.stats.two_phase import LOOKS, look_shares, nominal_error
+from harness.stats.workload import VisitCosts, Workload
 from harness.storage import StoredRun, load
 from harness.storage.manifest import AuditionNotes
 from harness.summary import Dropped
@@ -139,8 +139,8 @@ def test_the_verdict_is_among_the_drafts_that_stay_at_the_error_of_the_last_look
     assert len(evidence.names) == 32
     spent = nominal_error(ONE_SIDED, look_shares(LOOKS))
     assert spent < ONE_SIDED
-    at_last = decide(evidence, ONE_SIDED, seed=0, deals=20)
-    alone = decide(replace(evidence, looks=()), spent, seed=0, deals=20)
+    at_last = decide(evidence, ONE_SIDED, seed=0)
+    alone = decide(replace(evidence, looks=()), spent, seed=0)
     assert (at_last.speedup_lo, at_last.speedup_hi) == (alone.speedup_lo, alone.speedup_hi)
     assert at_last.reason_values["level"] == 1.0 - 2.0 * ONE_SIDED
 

@@ -23,8 +23,9 @@ from harness.analysis.server_costs import ServerCosts
 from harness.cli import compose
 from harness.records import UserError
 from harness.reporting.content import content_of
-from harness.stats.crossfit import SharedError, Workload, cross_fit
 from harness.stats.jackknife import CONFIDENCE, half_width
+from harness.stats.two_phase import two_phase
+from harness.stats.workload import SharedError, Workload
 from harness.storage import StoredRun, load
 from harness.storage.manifest import CostsAt, EngineCosts, ModelEntry
 from harness.summary import ServedCosts
@@ -417,10 +418,10 @@ def test_an_error_that_prompts_share_widens_every_interval_and_moves_candidates_
     known = replace(exact, shared=(SharedError(moves, 7.0),))
     more = known.log_speedup_variance().value - exact.log_speedup_variance().value
     assert more == pytest.approx([0.04, 0.05])
-    fits = [cross_fit(each, 0, deals=50) for each in (exact, known)]
+    fits = [two_phase(each, seed=0) for each in (exact, known)]
     assert fits[0] is not None
     assert fits[1] is not None
-    assert fits[0].score == fits[1].score
+    assert fits[0].scores.tolist() == fits[1].scores.tolist()
     widths = [half_width(fit.variance, CONFIDENCE) for fit in fits if fit is not None]
     assert widths[1] > 5 * widths[0]
     drawn = known.drawn(4000, 0) - exact.drawn(4000, 0)

@@ -1,6 +1,7 @@
-"""The jackknife and cross-fitting: against scipy, by hand and simulated."""
+"""The jackknife and the bounds of a choice: against scipy, by hand and simulated."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ from scipy import stats
 from harness.analysis.server_lossless import normal_z
 from harness.records import UserError
 from harness.stats import jackknife
-from harness.stats.crossfit import VisitCosts, Workload, cross_fit, deal_folds
 from harness.stats.jackknife import (
     MIN_PROMPTS,
     Interval,
@@ -18,6 +18,8 @@ from harness.stats.jackknife import (
     speedup_interval,
     workload_ratio,
 )
+from harness.stats.two_phase import two_phase
+from harness.stats.workload import VisitCosts, Workload
 
 SETS = ("easy",) * 12 + ("hard",) * 20
 
@@ -197,16 +199,7 @@ def test_holm_by_hand():
     assert jackknife.holm([0.01, 0.04, 0.03, None]) == pytest.approx([0.03, 0.06, 0.06, None])
 
 
-# Cross-fitting
-
-
-def test_folds_hold_every_set_in_equal_parts():
-    sets = ["easy"] * 10 + ["hard"] * 6
-    deals = deal_folds(sets, 4, 3, np.random.default_rng(0))
-    for fold in deals:
-        assert sorted(np.bincount(fold)) == [4, 4, 4, 4]
-        assert max(np.bincount(fold[:10])) - min(np.bincount(fold[:10])) <= 1
-    assert (deals[0] != deals[1]).any()
+# A choice among candidates
 
 
 def workload(seconds, **changes):
@@ -215,21 +208,34 @@ def workload(seconds, **changes):
     return Workload(ones[0], ones[0], seconds, ones, ("s",) * len(ones[0]), **changes)
 
 
-def test_a_candidate_that_all_choose_has_its_own_speedup_and_the_jackknifes_interval():
+def test_a_single_candidate_has_its_own_speedup_and_the_jackknifes_interval():
+    """But for the term for skew, which puts the lower bound further off."""
     rng = np.random.default_rng(0)
-    seconds = np.exp(rng.normal([[-0.5], [0.2]], 0.05, (2, 16)))
-    fit = cross_fit(workload(seconds), 0, deals=240)
+    seconds = np.exp(rng.normal([[-0.5]], 0.05, (1, 16)))
+    fit = two_phase(workload(seconds), seed=0)
     assert fit is not None
-    assert (fit.named, fit.prefers_plain) == (0, False)
+    assert fit.named == 0
     assert fit.speedup == pytest.approx(16 / seconds[0].sum())
     ones = np.ones(16)
-    assert fit.interval(0.95) == pytest.approx(speedup_interval(ones, ones, seconds[0], ones))
+    expected = speedup_interval(ones, ones, seconds[0], ones)
+    assert expected is not None
+    assert replace(fit, skewness=0.0).interval(0.95) == pytest.approx(expected)
+    assert replace(fit, skewness=-1.0).interval(0.95).lo < expected.lo
+
+
+def test_a_candidate_that_is_clearly_the_best_pays_nothing_for_the_choice():
+    rng = np.random.default_rng(0)
+    seconds = np.exp(rng.normal([[-0.5], [0.2]], 0.05, (2, 16)))
+    alone, of_two = (two_phase(workload(each), seed=0) for each in (seconds[:1], seconds))
+    assert alone is not None
+    assert of_two is not None
+    assert of_two.interval(0.95) == pytest.approx(alone.interval(0.95))
 
 
 def test_the_optimism_of_choosing_is_taken_off():
-    """Each candidate is fast on one prompt only: the choice never holds on what was held out."""
+    """Each candidate is fast on one prompt only, another one for each."""
     seconds = np.where(np.eye(16), 0.2, 1.1)
-    fit = cross_fit(workload(seconds), 0, deals=240)
+    fit = two_phase(workload(seconds), seed=0)
     assert fit is not None
     assert 16 / seconds[0].sum() == pytest.approx(0.96, abs=0.01)
     assert fit.speedup < 0.93
@@ -241,14 +247,11 @@ def test_a_lucky_visit_that_favours_one_candidate_is_neither_trusted_nor_forgott
     costs = np.ones((2, 6))
     costs[1, :2] = 0.75
     visits = (VisitCosts(np.arange(2), costs / costs.mean(axis=1, keepdims=True)),)
-    fit, exact = (
-        cross_fit(workload(seconds, visits=visits), 0, deals=240),
-        cross_fit(workload(seconds), 0, deals=240),
-    )
+    fit, exact = (two_phase(workload(seconds, visits=each), seed=0) for each in (visits, ()))
     assert fit is not None
     assert exact is not None
     assert (exact.interval(0.95).lo > 1.0, fit.interval(0.95).lo > 1.0) == (True, False)
-    assert fit.visits.value > 0.0
+    assert fit.timing.value > 0.0
 
 
 def test_draws_vary_as_the_intervals_say_and_share_what_candidates_share():
@@ -264,7 +267,7 @@ def test_draws_vary_as_the_intervals_say_and_share_what_candidates_share():
 
 
 def test_the_best_of_eight_nulls_would_win_far_more_often_on_the_prompts_it_was_chosen_on():
-    """The reason for cross-fitting."""
+    """The reason for bounds that allow for the choice."""
     plain, fitted, size, simulations = 0, 0, 16, 100
     tokens = np.full(size, 48.0)
     for seed in range(simulations):
@@ -274,7 +277,7 @@ def test_the_best_of_eight_nulls_would_win_far_more_often_on_the_prompts_it_was_
         work = Workload(baseline, tokens, seconds, np.tile(tokens, (8, 1)), SETS[4 : 4 + size])
         best = seconds[int(np.argmax(work.log_speedups()))]
         chosen = speedup_interval(baseline, tokens, best, tokens, work.prompt_sets)
-        fit = cross_fit(work, seed, deals=240)
+        fit = two_phase(work, seed=seed)
         assert chosen is not None
         assert fit is not None
         plain += chosen.lo > 1.0

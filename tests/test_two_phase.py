@@ -9,7 +9,6 @@ from scipy import stats
 from simulated_sweeps import TRUTHS, Design, at_look, simulated, two_phases, verdict_on
 
 from harness.analysis.verdict import UNLIKELY, closed, in_turn, needs_pairs
-from harness.stats.crossfit import VisitCosts, Workload
 from harness.stats.two_phase import (
     BLOCKS,
     DRIFTS,
@@ -22,6 +21,7 @@ from harness.stats.two_phase import (
     spread_winsorised,
     two_phase,
 )
+from harness.stats.workload import VisitCosts, Workload
 from harness.summary import Answer, MeasuredPart
 
 ALL = Design(64, 26)

@@ -47,9 +47,9 @@ def simulated(seed, size, speedups, noise=0.2):
 
 
 def decisions(simulations, size, speedups, **noise):
-    """How often each was made, of few deals: a verdict then depends more on luck, not less."""
+    """How often each was made."""
     return Counter(
-        decide(simulated(seed, size, speedups, **noise), seed=seed, deals=20).decision
+        decide(simulated(seed, size, speedups, **noise), seed=seed).decision
         for seed in range(simulations)
     )
 
@@ -67,8 +67,7 @@ def test_a_real_effect_is_usually_found_with_16_prompts():
     assert counts["does_not_pay"] == 0
 
 
-def test_every_k_losing_is_seen_even_if_some_choices_were_fooled():
-    """The ceiling: a lucky fold does not excuse candidates that all lose."""
+def test_every_k_losing_is_never_said_to_pay():
     counts = decisions(20, 48, [0.93], noise=0.15)
     assert set(counts) == {"does_not_pay", "undecided"}
 
@@ -200,8 +199,7 @@ def test_null_effects_seldom_speculate_where_sets_are_small(sizes: tuple[int, ..
     """Left out within sets of two, prompts of a null would say `speculate` in 19 %."""
     named = {f"s{index}": size for index, size in enumerate(sizes)}
     verdicts = [
-        decide(in_sets(simulated(seed, sum(sizes), NULLS), named), seed=seed, deals=20)
-        for seed in range(150)
+        decide(in_sets(simulated(seed, sum(sizes), NULLS), named), seed=seed) for seed in range(150)
     ]
     allowed = 150 * 0.05 + 3 * (150 * 0.05 * 0.95) ** 0.5
     assert sum(verdict.speculates for verdict in verdicts) <= allowed

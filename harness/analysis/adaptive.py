@@ -2,8 +2,8 @@
 
 Rounds are priced by R(n) of rounds that were timed with a fixed number of draft tokens. In those of
 a sweep that drafts adaptively every draft step is read back, as a threshold needs it; in an
-audition's that is not in it. Threshold and K are chosen as a verdict's candidate is, on some of the
-prompts and scored on the others (`harness.stats.crossfit`); no verdict rests on them.
+audition's that is not in it. Threshold and K are chosen as a verdict's candidate is, with bounds
+that allow for the choice (`harness.stats.two_phase`); no verdict rests on them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,9 @@ from harness.analysis.cells import Weights, prompts_of
 from harness.analysis.replayed import in_chunks, padded_traces
 from harness.analysis.round_costs import Latency
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace
-from harness.stats.crossfit import VisitCosts, Workload, cross_fit, deals_for
 from harness.stats.jackknife import CONFIDENCE, Array, set_weights, token_weights
+from harness.stats.two_phase import two_phase
+from harness.stats.workload import VisitCosts, Workload
 from harness.summary import AdaptiveDrafting, AdaptiveRow
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 from harness.theory.adaptive import Counts, drafted_by_accepted, until_unlikely
@@ -114,8 +115,8 @@ class _Rows:
     workload: Workload
 
     def chosen(self, seed: int) -> AdaptiveRow:
-        """The best, less the optimism of choosing it where there are prompts to hold out."""
-        fit = cross_fit(self.workload, seed, deals=deals_for(self.workload))
+        """The best, less the optimism of choosing it where there are prompts enough."""
+        fit = two_phase(self.workload, seed=seed)
         if fit is None:
             return max(self.rows, key=lambda row: row.speedup)
         lo, hi = fit.interval(CONFIDENCE)

@@ -21,8 +21,8 @@ from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate
 from harness.records import Rule, grouped
 from harness.serving.engines import with_lines
-from harness.stats.crossfit import Workload
 from harness.stats.jackknife import Variance, enough_prompts, set_weights, share_interval
+from harness.stats.workload import Workload
 from harness.summary import AdaptiveRow, Answer, Leaderboard, LeaderboardRow
 from harness.theory.cost import usd_per_million_tokens
 

@@ -3,7 +3,7 @@
 A sweep that measures in looks decides by them (`harness.stats.two_phase`): replay says how many
 rounds every text takes, and the pairs what such a round costs next to a plain token. That holds as
 long as the loop emits the tokens per round that replay expects. Where it does not, the pairs alone
-are cross-fitted, as the cells of a sweep that measures every K are.
+decide, as the cells of a sweep that measures every K do.
 """
 
 from collections.abc import Sequence
@@ -107,7 +107,7 @@ def measured_pairs(
 def evidence_from_pairs(
     pairs: Sequence[Pair], temperature: float, candidate: Candidate, breakeven_alpha: float | None
 ) -> Evidence:
-    """The evidence of the pairs alone, to be cross-fitted: of each prompt the mean of its pairs."""
+    """The evidence of the pairs alone: of each prompt the mean of its pairs."""
     by_name = grouped(pairs, lambda pair: pair.name)
     names = sorted(by_name)
     repeated = np.array([len(by_name[name]) for name in names], dtype=np.float64)

@@ -33,7 +33,6 @@ from harness.analysis.round_costs import Latency
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.verdict import Candidate, Evidence, Timed
 from harness.records import Cell, ResultRow, Trial
-from harness.stats.crossfit import KNOWN, SharedError, VisitCosts
 from harness.stats.jackknife import (
     Array,
     Interval,
@@ -41,6 +40,7 @@ from harness.stats.jackknife import (
     independent_errors,
     share_interval,
 )
+from harness.stats.workload import KNOWN, SharedError, VisitCosts
 from harness.summary import CategoryAlpha
 from harness.theory.replay import Replayed
 

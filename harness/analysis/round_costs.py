@@ -28,8 +28,8 @@ from harness.analysis.device import architecture
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped, where
-from harness.stats.crossfit import TRIMMED, VisitCosts
 from harness.stats.jackknife import Array
+from harness.stats.workload import TRIMMED, VisitCosts
 from harness.storage import StoredRun
 from harness.storage.manifest import Manifest, ModelEntry
 from harness.summary import Basis, CeilingAtK, RoundSummary, StepSummary

@@ -4,8 +4,8 @@ Its folder is a sweep's: trials, rounds, traces. What differs is where they come
 round costs (`server_predictions`).
 
 Where replay chose the K that was measured (`until=decided`), the verdict is that K's, measured on
-all prompts. It allows for the choice as where all K are measured: that is made again on folds, with
-the seconds of the others taken to differ from its own as replay says.
+all prompts. Its bounds allow for the choice as where all K are measured, with the seconds of the
+others taken to differ from its own as replay says.
 
 A temperature at which a speculating server is not lossless (`server_lossless`) gets no verdict, and
 above 0 no prediction: replay is of lossless sampling.

@@ -97,7 +97,7 @@ class Setup:
 
     @property
     def seed(self) -> int:
-        """The seed of the deals of the folds, and of draws."""
+        """The seed of draws."""
         return int(self.run.config.get("seed") or 0)
 
     @cached_property

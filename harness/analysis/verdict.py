@@ -2,18 +2,14 @@
 
 It rests on seconds and tokens per prompt, of plain decoding and of every candidate, a (draft, K),
 on the same prompts (`Evidence`). The best-looking of 8 candidates that all tie with plain decoding
-"wins" 12-18 % of the time. Two methods allow for such a choice:
+"wins" 12-18 % of the time, so bounds allow for the choice (`harness.stats.two_phase`): on replayed
+prompts, on prompts that were measured at every K, and where one candidate was chosen by replay and
+then measured next to plain decoding (`Evidence.pairs`). The best candidate on all prompts is named,
+or the one that was chosen to be measured (`Evidence.named`); the speedup is its own, less the
+optimism of choosing it:
 
-- where one candidate was chosen by replay and then measured next to plain decoding
-  (`Evidence.pairs`), its bounds allow for the choice (`harness.stats.two_phase`);
-- else candidates are chosen on folds of the prompts and scored on the held-out ones, over many
-  deals of the folds (`harness.stats.crossfit`), K = 0, speedup 1, among the choices. The best
-  candidate on all prompts is named, or the one that replay chose to be measured (`Evidence.named`).
-
-Either way the speedup is the named candidate's own, less the optimism of choosing it:
-
-- `speculate`: the speedup's lower bound is above 1, and most choices prefer a K above 0;
-- `does_not_pay`: the upper bound of every candidate is below 1, which no deal of the folds moves;
+- `speculate`: the speedup's lower bound is above 1;
+- `does_not_pay`: the upper bound of every candidate is below 1;
 - `undecided` otherwise, with what would decide it: more prompts, or less timing noise, or nothing.
 
 A report prints many verdicts, and the chance that any of them is wrong is at most ONE_SIDED, which
@@ -48,14 +44,6 @@ from harness.analysis.cells import (
     ratio,
 )
 from harness.records import Trial, grouped
-from harness.stats.crossfit import (
-    CrossFit,
-    SharedError,
-    VisitCosts,
-    Workload,
-    cross_fit,
-    deals_for,
-)
 from harness.stats.jackknife import (
     MIN_PROMPTS,
     Array,
@@ -67,7 +55,8 @@ from harness.stats.jackknife import (
     set_weights,
     workload_ratio,
 )
-from harness.stats.two_phase import MIN_MEASURED, Pairs, TwoPhase, nominal_error, two_phase
+from harness.stats.two_phase import MIN_MEASURED, Pairs, TwoPhase, two_phase
+from harness.stats.workload import SharedError, VisitCosts, Workload
 from harness.summary import Answer, Doubt, MeasuredPart, Values
 from harness.theory.speedup import RoundTimes
 
@@ -78,9 +67,6 @@ ONE_SIDED = 0.025
 SETS_SHARE = 0.1
 # An interval within this of 1: whichever it is, it matters little.
 NEAR = 0.05
-# Where the logarithm of a lower bound is closer to 0, so many times the deals are made.
-CLOSE = 0.02
-CLOSE_DEALS = 8
 # A prompt set that the rest of the pairs decide with less than this chance keeps no run going.
 UNLIKELY = 0.2
 # A number of prompts is named where it decides with this chance, up to so many times today's.
@@ -196,20 +182,24 @@ class Evidence:
             shared=evidence.shared,
         )
 
-    def two_phase(self, weights: Weights, seed: int) -> TwoPhase | None:
-        """The estimate by measured pairs; None without them, or with too few prompts."""
+    def estimate(self, weights: Weights, seed: int) -> TwoPhase | None:
+        """The speedup of the named candidate with its errors; None with too few prompts."""
+        workload, names = self.workload(weights), list(self.candidates)
         if self.pairs is None:
-            return None
+            named = None if self.named is None else names.index(self.named)
+            looks = self.looks or (1.0,)
+            return two_phase(workload, candidate=named, looks=looks, seed=seed)
         shares = set_weights(self.prompt_sets, weights)
         counted = [name for name in self.names if shares[name[0]] > 0.0]
         # Prompts of no counted set get numbers beyond
-        names = dict.fromkeys([*counted, *self.pairs.prompts])
-        place = {name: row for row, name in enumerate(names)}
+        place = {
+            name: row for row, name in enumerate(dict.fromkeys([*counted, *self.pairs.prompts]))
+        }
         return two_phase(
-            self.workload(weights),
+            workload,
             self.pairs.timed,
-            candidate=list(self.candidates).index(self.pairs.candidate),
-            prompts=np.array([place[name] for name in self.pairs.prompts], dtype=np.intp),
+            np.array([place[name] for name in self.pairs.prompts], dtype=np.intp),
+            candidate=names.index(self.pairs.candidate),
             seed=seed,
         )
 
@@ -317,7 +307,6 @@ def decide(
     prompt_set: str = "all",
     weights: Weights = None,
     seed: int = 0,
-    deals: int | None = None,
 ) -> Answer:
     """The verdict on a workload, or on one prompt set of it, as an answer of no engine yet.
 
@@ -329,8 +318,7 @@ def decide(
         error: the verdict's part of the report's, one-sided.
         prompt_set: "all" for the weighted workload, or one set, to which weights do not apply.
         weights: of the sets, equal if None.
-        seed: of draws, and of the deals of the folds.
-        deals: how many; None for `deals_for`, and more where the lower bound is close to 1.
+        seed: of draws.
     """
     if prompt_set != "all":
         evidence, weights = evidence.only([prompt_set]), None
@@ -341,17 +329,14 @@ def decide(
     if unseen or not evidence.names or not evidence.candidates:
         return undecided
     workload, level = evidence.workload(weights), 1.0 - 2.0 * error
-    of_bounds = level
-    if evidence.looks and evidence.pairs is None:
-        of_bounds = 1.0 - 2.0 * nominal_error(error, evidence.looks)
-    fit = _estimate(evidence, workload, weights, of_bounds, seed=seed, deals=deals)
+    fit = evidence.estimate(weights, seed)
     best, looks_like = evidence.best_looking(workload)
     named: Values = {"draft": best.draft, "k": best.k}
     verdict = replace(undecided, draft=best.draft, k=best.k)
     if fit is None:
         values = {**named, **_too_few(workload, evidence.pairs)}
         return replace(verdict, speedup=looks_like, reason="too_few_prompts", reason_values=values)
-    interval = fit.interval(of_bounds)
+    interval = fit.interval(level)
     verdict = replace(
         verdict,
         speedup=fit.speedup,
@@ -359,44 +344,24 @@ def decide(
         speedup_hi=interval.hi,
         chance=chance_above_zero(fit.score, fit.variance),
         gain=math.expm1(fit.score + float(fit.variance.value) / 2.0),
-        pairs=_measured_part(fit, evidence.pairs, workload, of_bounds),
+        pairs=_measured_part(fit, evidence.pairs, workload, level),
     )
-    if not fit.prefers_plain and interval.lo > 1.0:
+    if interval.lo > 1.0:
         verdict = replace(verdict, decision="speculate")
         reason, values = "held_out_gain", {}
-    elif fit.ceiling(of_bounds) < 1.0:
+    elif fit.ceiling(level) < 1.0:
         verdict = replace(verdict, decision="does_not_pay", draft=None, k=0)
         reason, values = "held_out_loss", evidence.alphas(best, weights)
     else:
-        reason, values = _why_undecided(fit, workload, of_bounds)
+        reason, values = _why_undecided(fit, workload, level)
     return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
 
 
-def _estimate(
-    evidence: Evidence,
-    workload: Workload,
-    weights: Weights,
-    level: float,
-    *,
-    seed: int,
-    deals: int | None,
-) -> TwoPhase | CrossFit | None:
-    """By measured pairs where there are any, else by folds; `level` is that of the bounds."""
-    if evidence.pairs is not None:
-        return evidence.two_phase(weights, seed)
-    only = None if evidence.named is None else [*evidence.candidates].index(evidence.named)
-    fit = cross_fit(workload, seed, deals=deals or deals_for(workload), named=only)
-    if fit and not deals and abs(math.log(fit.interval(level).lo)) < CLOSE:
-        more = CLOSE_DEALS * deals_for(workload)
-        fit = cross_fit(workload, seed, deals=more, named=only) or fit
-    return fit
-
-
 def _measured_part(
-    fit: TwoPhase | CrossFit, pairs: MeasuredPairs | None, workload: Workload, level: float
+    fit: TwoPhase, pairs: MeasuredPairs | None, workload: Workload, level: float
 ) -> MeasuredPart | None:
     """The measured part of a verdict, at a level; None without measured pairs."""
-    if pairs is None or not isinstance(fit, TwoPhase):
+    if pairs is None:
         return None
     timing = fit.on_these_prompts()
     prompts, measured = len(workload.prompt_sets), len({*pairs.prompts})
@@ -457,21 +422,21 @@ def _too_few(workload: Workload, pairs: MeasuredPairs | None) -> Values:
     return {"prompts": len({*pairs.prompts}), "needed": MIN_MEASURED}
 
 
-def _why_undecided(fit: TwoPhase | CrossFit, workload: Workload, level: float) -> Doubt:
+def _why_undecided(fit: TwoPhase, workload: Workload, level: float) -> Doubt:
     """The reason that the interval does not decide, and what would change it."""
     interval = fit.interval(level)
     if interval.lo >= 1.0 - NEAR and interval.hi <= 1.0 + NEAR:
         return "near_one", {"near": NEAR}
     timing_share = _timing_share(fit, workload)
     if timing_share > 0.5:
-        measured = isinstance(fit, TwoPhase) or not (workload.visits or workload.shared)
+        measured = fit.measured or not (workload.visits or workload.shared)
         return "timing_noise", {"timing_share": timing_share, "measured": measured}
     prompts = len(workload.prompt_sets)
     needed = _needed(fit, prompts, level)
     return "interval_spans_one", {"prompts": prompts, "prompts_needed": needed}
 
 
-def _timing_share(fit: TwoPhase | CrossFit, workload: Workload) -> float:
+def _timing_share(fit: TwoPhase, workload: Workload) -> float:
     """The share of the variance that is due to timing and not to what the prompts are.
 
     Of two phases that of the pairs. Of predicted seconds the visits' part. Of measured seconds,
@@ -479,27 +444,24 @@ def _timing_share(fit: TwoPhase | CrossFit, workload: Workload) -> float:
     is the machine's, and a speedup is a ratio of two such times.
     """
     total = float(fit.variance.value)
-    if isinstance(fit, TwoPhase):
-        return min(1.0, float(fit.timing.value) / total) if total > 0.0 else 0.0
-    plain = workload_ratio(
-        workload.baseline_s, workload.baseline_tokens, workload.prompt_sets, workload.weights
-    )
-    of_plain = plain.log().standard_error
-    timing = float(fit.visits.value) + 2.0 * (of_plain or 0.0) ** 2
+    timing = float(fit.timing.value)
+    if not fit.measured:
+        plain = workload_ratio(
+            workload.baseline_s, workload.baseline_tokens, workload.prompt_sets, workload.weights
+        )
+        timing += 2.0 * (plain.log().standard_error or 0.0) ** 2
     return min(1.0, timing / total) if total > 0.0 else 0.0
 
 
-def _needed(fit: TwoPhase | CrossFit, prompts: int, level: float) -> int | None:
+def _needed(fit: TwoPhase, prompts: int, level: float) -> int | None:
     """About how many prompts would decide with a chance of DECIDES; None beyond MOST_TIMES today's.
 
     The speedup is known only as well as its error now says, so that a run of more prompts errs by
     both errors. The prompts' part of the variance shrinks with their number, the visits' does not.
-    Of two phases all of it shrinks, for a part of the prompts is measured.
+    Where pairs were measured all of it shrinks, for a part of the prompts is measured.
     """
     number = np.arange(prompts + 1, MOST_TIMES * prompts + 1)
-    shrinks, stays = (
-        (fit.variance, ()) if isinstance(fit, TwoPhase) else (fit.prompts, (fit.visits,))
-    )
+    shrinks, stays = (fit.variance, ()) if fit.measured else (fit.prompts, (fit.timing,))
     of_prompts = Variance(shrinks.value * prompts / number, shrinks.degrees * number / prompts)
     variance = joined([of_prompts, *stays])
     margin = abs(fit.score) - half_width(variance, level)

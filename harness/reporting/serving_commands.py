@@ -242,7 +242,7 @@ def _known_k(answer: Answer) -> str:
 
 
 def _measured(answer: Answer, served: ServedSummary) -> str:
-    return f"{fmt.gain(answer)}, measured on held-out prompts on {_version(served)}."
+    return f"{fmt.gain(answer)}, measured on {_version(served)}."
 
 
 def _engine_snippet(summary: Summary, own: Answer, server: str) -> Snippet:
@@ -548,7 +548,7 @@ def _evidence(answer: Answer) -> str:
     if answer.timed:
         if answer.pairs is not None:
             return f"{fmt.scored(answer)}, {grid.evidence(answer)}."
-        return f"{fmt.gain(answer)}, {grid.evidence(answer)} on held-out prompts."
+        return f"{fmt.gain(answer)}, {grid.evidence(answer)}."
     if answer.decision == "does_not_pay":
         return "No drafted token was ever accepted, so that no K can pay."
     if emitted is None:

@@ -1,1 +1,1 @@
-"""Statistics that know nothing of models: the jackknife, cross-fitting, sums of skew terms."""
+"""Statistics that know nothing of models: jackknife, bounds of a chosen speedup, skew sums."""

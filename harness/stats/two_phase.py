@@ -1,4 +1,4 @@
-"""A speedup from two phases: rounds of many prompts by replay, what a round costs on some of them.
+"""The speedup of the best of several candidates, with bounds that allow for the choice.
 
 Texts differ far more in how many rounds they take than rounds differ in what they cost, and replay
 counts the rounds of every candidate on a text that was decoded plainly once. So every prompt is
@@ -22,10 +22,14 @@ drifts: where the means of contiguous blocks of time vary significantly more tha
 the variance of g. Either holds the scatter of the pairs, so one of them counts and not their sum.
 The larger of the two would be too large where nothing drifts, since the blocks are few.
 
+Without measured pairs L is the first term alone, of seconds that were predicted or, at every K,
+measured. Its errors are then those of the prompts, of the visits that timed the rounds, which the
+candidates of one draft share, and whatever else all of them share.
+
 The candidate is chosen by what is then reported. A lower bound holds for all candidates at once: it
 is so many standard errors below L as the largest of their errors exceeds with the chance of an
-error, by draws with the jackknife's covariance. g is no part of the choice and the same to all
-candidates, prompts are nearly so, hence these are few more standard errors than Student's. Those
+error, by draws with the jackknife's covariance. What candidates share (g, and most of what prompts
+do) is no part of the choice, hence these are few more standard errors than Student's. Those
 that are clearly worse than the chosen one do not count (as in Hansen, "A test for superior
 predictive ability", 2005). Times are skew, so that L is too high where its error looks small; the
 bound is further off by Johnson's term ("Modified t tests and confidence intervals for asymmetrical
@@ -46,7 +50,6 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import fdtrc, ndtr, ndtri, stdtr, stdtrit
 
-from harness.stats.crossfit import Workload
 from harness.stats.jackknife import (
     CONFIDENCE,
     MIN_SET,
@@ -62,6 +65,7 @@ from harness.stats.jackknife import (
     prompt_variance,
     set_members,
 )
+from harness.stats.workload import Workload
 
 LOOKS = 4
 # Share of the pairs at either end of which a side is winsorised
@@ -121,16 +125,20 @@ class Pairs:
 class TwoPhase:
     """Outcome; speedups are logarithms, variances those of the logarithms."""
 
-    named: int  # the candidate that was measured
+    named: int  # the candidate that was measured, or is the best of all
     scores: Array  # [candidate] of all prompts, at the price that was measured of the named one
     optimism: float  # what the choice of the named one adds to its score on average
     # Of the scores; those of other candidates with the error of their relative price
     variances: Variance
-    timing: Variance  # the part of the named one's that more pairs on the same prompts would lower
+    # timing, prompts: the parts of the named one's that more pairs or visits on the same prompts
+    # would lower, and that more prompts would
+    timing: Variance
+    prompts: Variance
     # [candidate, candidate] of the scores' errors, those of relative prices left out
     covariance: Array
     skewness: float  # of the error of the named one's score; below 0, large errors say too little
-    looks: tuple[float, ...]  # of the pairs
+    looks: tuple[float, ...]  # so far, as of `Pairs`
+    measured: bool  # whether by pairs
     seed: int  # of the draws
 
     @property
@@ -144,14 +152,9 @@ class TwoPhase:
         return math.exp(self.score)
 
     @property
-    def prefers_plain(self) -> bool:
-        """False: what was chosen was measured, and its bound tells whether it pays."""
-        return False
-
-    @property
     def variance(self) -> Variance:
         """The variance of the logarithm of the named candidate's speedup."""
-        return Variance(*(np.asarray(each[self.named]) for each in self.variances))
+        return _of(self.variances, self.named)
 
     def interval(self, level: float) -> Interval:
         """The interval of the named candidate's speedup; its level is of all looks."""
@@ -216,51 +219,98 @@ def _speedup(log: float) -> float:
 
 
 def two_phase(
-    workload: Workload, pairs: Pairs, *, candidate: int, prompts: Index, seed: int
+    workload: Workload,
+    pairs: Pairs | None = None,
+    prompts: Index | None = None,
+    *,
+    candidate: int | None = None,
+    looks: tuple[float, ...] = (1.0,),
+    seed: int,
 ) -> TwoPhase | None:
-    """Judge the measured candidate on all prompts of a predicted workload.
+    """Judge one candidate on all prompts of a workload.
 
     None where there are too few prompts for an interval, replayed or measured.
 
     Args:
-        workload: seconds predicted from replayed rounds, of every candidate.
+        workload: seconds of every candidate, predicted from replayed rounds where there are pairs.
         pairs: of one of them, which was chosen on this workload or on one that holds it.
-        candidate: its position in the workload.
         prompts: [pair] the prompt's position in the workload; of a prompt that is none of it, a
             number of its own beyond these.
+        candidate: its position in the workload; None for the best.
+        looks: so far; pairs have their own.
+        seed: of the draws.
     """
-    if not enough_prompts(workload.prompt_sets) or len(set(prompts.tolist())) < MIN_MEASURED:
+    if not enough_prompts(workload.prompt_sets):
+        return None
+    scores, (rounds, of_rounds) = workload.log_speedups(), _rounds_errors(workload)
+    named = int(scores.argmax()) if candidate is None else candidate
+    if pairs is None or prompts is None:
+        return _without_pairs(workload, scores, rounds, of_rounds, named, looks, seed)
+    if len(set(prompts.tolist())) < MIN_MEASURED:
         return None
     number = len(workload.prompt_sets)
-    rounds, of_rounds = _rounds_errors(workload)
     price = _Price.of(pairs, prompts)
     errors = np.zeros((len(rounds), max(number, int(prompts.max()) + 1)))
     errors[:, :number] = rounds
     errors[:, price.prompts] -= price.errors
     without_price = (errors**2).sum(axis=1) - float(price.by_prompts.value)
     timing = price.variance
-    variances = [
-        Variance(np.maximum(without_price, 0.0), of_rounds.degrees),
-        timing,
-        # Of each candidate's price next to the named one's, by the visits; its own is known
-        workload.visit_variance(candidate),
-    ]
+    # Of each candidate's price next to the named one's, by the visits; its own is known
+    relative = workload.visit_variance(named)
+    of_prompts = Variance(np.maximum(without_price, 0.0), of_rounds.degrees)
     # What drift adds to errors that hold the scatter of the pairs already
     covariance = errors @ errors.T + float(timing.value - price.by_prompts.value)
-    variance = float(covariance[candidate, candidate])
-    scores = workload.log_speedups()
     return TwoPhase(
-        named=candidate,
+        named=named,
         scores=scores - price.mean,
         optimism=_optimism(scores, rounds @ rounds.T, seed),
-        variances=joined(variances),
+        variances=joined([of_prompts, timing, relative]),
         timing=timing,
+        prompts=_of(of_prompts, named),
         covariance=covariance,
-        # By what leaving out each part does, which has the other sign
-        skewness=-float((errors[candidate] ** 3).sum()) / variance**1.5 if variance > 0.0 else 0.0,
+        skewness=_skewness(errors[named], float(covariance[named, named])),
         looks=pairs.looks,
+        measured=True,
         seed=seed,
     )
+
+
+def _without_pairs(
+    workload: Workload,
+    scores: Array,
+    rounds: Array,
+    of_rounds: Variance,
+    named: int,
+    looks: tuple[float, ...],
+    seed: int,
+) -> TwoPhase:
+    """By the workload's own seconds; errors of timing as its visits and shared errors have them."""
+    errors, own = workload.timing_errors()
+    covariance = rounds @ rounds.T + errors @ errors.T + np.diag(np.full(len(scores), own))
+    timing = workload.timing_variance()
+    return TwoPhase(
+        named=named,
+        scores=scores,
+        optimism=_optimism(scores, covariance, seed),
+        variances=joined([of_rounds, timing]),
+        timing=_of(timing, named),
+        prompts=_of(of_rounds, named),
+        covariance=covariance,
+        skewness=_skewness(rounds[named], float(covariance[named, named])),
+        looks=looks,
+        measured=False,
+        seed=seed,
+    )
+
+
+def _of(variances: Variance, candidate: int) -> Variance:
+    """The variance of one candidate's."""
+    return Variance(*(np.asarray(each[candidate]) for each in variances))
+
+
+def _skewness(errors: Array, variance: float) -> float:
+    """Of an error of this variance; what leaving out each part does has the other sign."""
+    return -float((errors**3).sum()) / variance**1.5 if variance > 0.0 else 0.0
 
 
 def _rounds_errors(workload: Workload) -> tuple[Array, Variance]:

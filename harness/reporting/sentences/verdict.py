@@ -113,7 +113,7 @@ def headline(summary: Summary, shown: grid.Marked) -> str:
     """The headline: the decision of the marked row's engine, and the reason.
 
     "On the harness's loop on this machine, one request at a time, temperature 0: serve small at
-    K=3, 1.42x [1.36, 1.48], measured on held-out prompts." "On your server (llama.cpp), one request
+    K=3, 1.42x [1.36, 1.48], measured." "On your server (llama.cpp), one request
     at a time, temperature 0: do not speculate; small with K=1 loses least, 0.86x [0.80, 0.93]."
     "On vLLM with its defaults, temperature 0: not measured; small with K=3 emits 2.90 [2.71, 3.10]
     tokens a round, so it pays while a round costs less than 2.71 plain tokens there (the
@@ -180,8 +180,8 @@ def cost_that_pays(emitted: RoundTokens) -> str:
 def how_known(answer: Answer) -> str:
     """The evidence of a speedup, with the acceptance rule above temperature 0."""
     if answer.source == "measured":
-        return "measured on held-out prompts"
-    known = "predicted on held-out prompts by replay"
+        return "measured"
+    known = "predicted by replay"
     if answer.temperature == GREEDY or answer.rule is None:
         return known
     return f"{known} where {ACCEPTANCE_RULES[answer.rule].phrase}"
@@ -266,9 +266,11 @@ def _timing_noise(entry: Answer, values: Quoted) -> str:
     return _undecided(why, entry, values)
 
 
-def _not_held_out(why: str, entry: Answer, values: Quoted) -> str:
-    so_far = f"{_candidate(values)} gives {fmt.speedup(entry.speedup)} so far"
-    return f"{why.format(**values)}; {so_far}, not held out"
+def _so_far(why: str, entry: Answer, values: Quoted) -> str:
+    return (
+        f"{why.format(**values)}; {_candidate(values)} gives {fmt.speedup(entry.speedup)} so far,"
+        " not corrected for the choice"
+    )
 
 
 def _first_difference(values: Quoted) -> str:
@@ -309,7 +311,7 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
     "near_one": partial(
         _undecided, "within {near:.0%} of 1 either way, so more prompts would not change what to do"
     ),
-    "too_few_prompts": lambda entry, values: _not_held_out(
+    "too_few_prompts": lambda entry, values: _so_far(
         f"{fmt.number_of(values['prompts'], 'prompt', 'prompts')}, and below {{needed}} there is no"
         " interval",
         entry,

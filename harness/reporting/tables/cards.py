@@ -39,7 +39,7 @@ PLACE_NOTE = (
     " price. A server that batches pays less for a token, and gains less from speculation."
 )
 SERVE_NOTE = (
-    "serve: the card's own verdict, on held-out prompts; plain where it does not pay. The verdict"
+    "serve: the card's own verdict; plain where it does not pay. The verdict"
     " of this report is that of {card}."
 )
 SPENT_NOTE = "rented, spent: of the containers that measured this, at the card's price alone."

@@ -134,8 +134,8 @@ SPEEDUP_NOTE = (
 )
 VERDICT_NOTE = "corrected: less what choosing draft and K adds by chance; other rows are not."
 OTHER_NOTE = (
-    "Act on the verdict: at temperature {temperature} {draft} at K={k} gives {gain} on held-out"
-    " prompts. The rows here are of the prompts that their K was chosen on, not corrected for that."
+    "Act on the verdict: at temperature {temperature} {draft} at K={k} gives {gain}, corrected"
+    " for the choice of draft and K. The rows here are not."
 )
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
 LOOKUP_NOTE = "A look-up ({}) has no break-even alpha: most rounds find fewer than K tokens."
