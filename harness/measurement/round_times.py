@@ -51,8 +51,8 @@ VISITS_PER_TEXT = 1.5
 # As many again for every further so many texts: about a sixth of a long run's time
 TEXTS_PER_MOST_VISITS = 48
 LEAST_ROUNDS = 16
-# A timing that lasts so long, in turns with those of the other K, needs no more rounds: what disturbs
-# a machine for 50 to 200 ms disturbs all of them, and of a slow pair all else would take minutes
+# A timing that lasts so long, in turns with those of other K, needs no more rounds: what disturbs a
+# machine for 50 to 200 ms disturbs all of them, and of a slow pair all else would take minutes
 TIMING_S, LEAST_SLICE = 0.35, 2
 # Plain tokens of a timing at most
 MOST_TOKENS = 32
