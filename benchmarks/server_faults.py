@@ -49,7 +49,7 @@ from harness.storage import StoredRun, load
 KEY = "sk-a-secret-of-the-benchmark"
 K, VISITS, PROMPTS = 2, 2, 2
 GRID = (f"k=[{K}]", "temperature=[0,1]", f"repetitions={VISITS}", "new_tokens=16")
-SETTINGS = (*GRID, "prompts.sets=[easy]", f"prompts.limit={PROMPTS}", "own_loop=false", "threads=1")
+SETTINGS = (*GRID, "prompts.sets=[easy]", f"prompts.limit={PROMPTS}", "threads=1")
 EXACT = (
     "flags=[--cache-type-k,f32,--cache-type-v,f32,--spec-draft-type-k,f32,--spec-draft-type-v,f32,"
     "--flash-attn,off]",

@@ -99,18 +99,18 @@ COMMON = (
     "new_tokens=96",
     "until=all",
 )
-ONCE = ("temperature=[0]", "repetitions=1", "own_loop=false")
-SAMPLED = ("temperature=[1]", "repetitions=3", "own_loop=false")
+ONCE = ("temperature=[0]", "repetitions=1")
+SAMPLED = ("temperature=[1]", "repetitions=3")
 CLOCKS = ("engine", "cpu")
 # What prices an audition, then what its two drafts are held against: temperature 0, at every K
-PRICED = ("temperature=[0]", "own_loop=false")
+PRICED = ("temperature=[0]",)
 AUDITIONED = ("tiny_good", "tiny_good", "tiny_small")
 # The target's feed-forward width with --wide; the shipped one's is 256
 WIDE = 2560
 # With equal weights K = 1 of hard prompts and K = 2 of easy ones nearly tie on it
 WIDE_WEIGHTS = "prompts.weights={easy: 3, hard: 1}"
 # One K against all: of the shipped pair at temperature 0
-DECIDED = ("draft=tiny_good", "temperature=[0]", "own_loop=false")
+DECIDED = ("draft=tiny_good", "temperature=[0]")
 DECIDED_PROMPTS, DECIDED_VISITS, WIDE_VISITS = 8, 8, 3
 # Drafts that are no models, at temperature 0
 KINDS = (
@@ -200,7 +200,7 @@ def main() -> None:
     shared = [*COMMON, f"repetitions={visits}", f"results_root={asked.results}", *limit]
     if asked.clocks:
         for clock in CLOCKS:
-            folder = _measured([*shared, *RUNS[0], "own_loop=false", f"clock={clock}"])
+            folder = _measured([*shared, *RUNS[0], f"clock={clock}"])
             print("\n".join(_missed_by(_read(folder, True))))
         return
     if asked.kinds:

@@ -936,10 +936,6 @@ class ServerConfig(PairConfig):
         choices=("engine", "cpu"),
     )
     score: bool = key(True, "whether both models are loaded, for replay; else a tokenizer")
-    own_loop: bool = key(False, "whether the harness's loop is timed too, to compare with")
-    latency_from: str | None = key(
-        None, "a run whose round times of the harness's loop are used for it"
-    )
     servers: Any = key(
         "auto",
         "servers that run at a time; auto: all that fit the memory",

@@ -55,13 +55,13 @@ GRID = ["k=[1,4]", "temperature=[0,1]", "repetitions=2", "new_tokens=24", "promp
 
 def asked(root: Path, *words: str) -> Any:
     flags = [] if any(word.startswith("engine=") for word in words) else [EXACT_FLAGS]
-    settings = [f"results_root={root}", "own_loop=false", "threads=1", *GRID, *flags, *words]
+    settings = [f"results_root={root}", "threads=1", *GRID, *flags, *words]
     return compose("server", settings)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
-    outcome = command.run(asked(tmp_path_factory.mktemp("results"), "own_loop=true"))
+    outcome = command.run(asked(tmp_path_factory.mktemp("results")))
     assert outcome.status == 0
     return stored(outcome)
 
@@ -108,7 +108,7 @@ def test_a_head_and_a_look_up_of_llamacpp_draft_as_replayed(
     draft: str, k: int, tmp_path: Path
 ) -> None:
     words = (f"draft={draft}", f"k=[{k}]", "temperature=0", "repetitions=1", "prompts.limit=1")
-    run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
+    run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1",
               "new_tokens=48", EXACT_FLAGS)  # fmt: skip
     served = analyse(run).served
     assert served is not None
@@ -131,7 +131,7 @@ def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weig
         "repetitions=2",  # it drafts what it remembers from the first visit
         "prompts.limit=2",
     )
-    run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
+    run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1",
               EXACT_FLAGS, "score=false")  # fmt: skip
     summary = analyse(run)
     assert summary.served is not None
@@ -402,25 +402,6 @@ def test_returned_texts_are_scored_and_tested(served: StoredRun) -> None:
     compared = [check for check in served.checks if not isinstance(check, TextLikelihood)]
     assert len(compared) == len(KS) * VISITS * 6
     assert {check.result for check in compared} == {"PASS"}
-
-
-@needs_llamacpp
-def test_rounds_of_our_own_loop_are_kept_apart(served: StoredRun, tmp_path: Path) -> None:
-    assert {(each.k, each.temperature) for each in served.own_rounds} == {
-        (k, t) for k in (0, *KS) for t in TEMPERATURES
-    }
-    with pytest.raises(UserError, match=r"latency_from=.*no round times .* at temperature=0\.5"):
-        command.run(asked(tmp_path, "temperature=[0.5]", f"latency_from={served.folder}"))
-
-
-@pytest.mark.exhaustive
-@needs_llamacpp
-def test_rounds_of_our_own_loop_are_those_of_the_run_that_is_named(
-    served: StoredRun, tmp_path: Path
-) -> None:
-    few = ("k=[1]", "repetitions=1", "prompts.limit=1")
-    other = stored(command.run(asked(tmp_path, *few, f"latency_from={served.folder}")))
-    assert other.own_rounds == served.own_rounds
 
 
 @pytest.mark.exhaustive

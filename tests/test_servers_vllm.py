@@ -50,7 +50,7 @@ pytestmark = [
 PAIRS, KS = ("tiny_good", "tiny_small"), (1, 2, 4, 8)
 # One process computes: vLLM's others wait for it in loops that cost processor time
 FLAGS = "flags=[--enforce-eager,--distributed-executor-backend,uni]"
-SERVERS = ["engine=vllm", "servers=5", "threads=1", "clock=cpu", "own_loop=false", FLAGS]
+SERVERS = ["engine=vllm", "servers=5", "threads=1", "clock=cpu", FLAGS]
 PROMPTS, ALL = ("new_tokens=48", "prompts.limit=5"), ("new_tokens=64", "prompts.limit=null")
 # Its release 0.32 for CPUs draws other tokens than the target's where it drafts above T = 0
 NOT_LOSSLESS = "0.32"

@@ -55,7 +55,7 @@ RUNS = {
     ),
     "server_decided": (
         *("server", "engine=llamacpp", *SERVED, "k=[1,2,4,6]", "temperature=[0.0]"),
-        *("repetitions=2", "until=decided", "own_loop=true"),
+        *("repetitions=2", "until=decided"),
     ),
 }
 # Derived from the rest, or of the servers alone

@@ -36,10 +36,8 @@ from harness.analysis.predicted import evidence_of
 from harness.analysis.request_times import with_enough_visits
 from harness.analysis.server_lossless import failed_gates, gate_caveats, replay_holds
 from harness.analysis.server_predictions import (
-    NO_REPLAY,
     ServedRows,
     TimedServer,
-    own_evidence,
     plain_replays,
     predicted_evidence,
     recorded,
@@ -87,7 +85,7 @@ class ServedRun:
     Attributes:
         loads: what the server took under load.
         unstable: the measured cells that cannot be right.
-        answered: every question, the server's, then our own loop's.
+        answered: every question, by temperature.
     """
 
     server: TimedServer
@@ -98,9 +96,8 @@ class ServedRun:
 
     @property
     def workloads(self) -> list[Answer]:
-        """The server's answers on the whole workload, by temperature."""
-        engine = self.server.texts.engine.name
-        return [each.workload for each in self.answered if each.question.engine == engine]
+        """The answers on the whole workload, by temperature."""
+        return [each.workload for each in self.answered]
 
 
 def served_run(setup: Setup) -> ServedRun:
@@ -118,9 +115,8 @@ def served_run(setup: Setup) -> ServedRun:
         texts.visits_asked,
         setup.weights,
     )
-    asked = [*_questions(server), *_own_questions(server)]
     decided = answered(
-        asked,
+        [*_questions(server)],
         lambda question: _doubt(server, unstable, question),
         weights=shares_of_sets(setup),
         seed=setup.seed,
@@ -151,8 +147,7 @@ def analyse_served(setup: Setup) -> Summary:
             *greedy_texts_differ.of(by_text(texts.checks)),
             *routing_ties.of(by_text(texts.checks)),
             *of_setup(setup, results),
-            # Of this server: another loop's best K says nothing of it
-            *k_at_edge.of(setup, [each for each in answers if each.engine == texts.engine.name]),
+            *k_at_edge.of(setup, answers),
         ),
         results=results,
         latency=tuple(request_rows(server)),
@@ -191,17 +186,6 @@ def _questions(server: TimedServer) -> Iterator[Question]:
             engine.name,
             visits={k: visits for k, visits in lacking.items() if visits and visits.timed},
         )
-
-
-def _own_questions(server: TimedServer) -> Iterator[Question]:
-    """The questions of our own loop, predicted; none of its own run."""
-    engine = server.texts.engine
-    if engine.name == OWN.name or server.not_predicted in NO_REPLAY:
-        return
-    for temperature in server.texts.temperatures:
-        evidence = own_evidence(server, temperature)
-        if evidence is not None:
-            yield Question(evidence, engine.rule, "replayed", OWN.name)
 
 
 def fewest_visits(texts: ServedTexts, temperature: float, k: int) -> Visits | None:
@@ -283,8 +267,6 @@ def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None
 def _doubt(server: TimedServer, unstable: Sequence[Unstable], question: Question) -> Doubt | None:
     """Why a question of the server's has no verdict: its texts or timings cannot be right."""
     temperature = question.evidence.temperature
-    if question.engine != server.texts.engine.name:
-        return None
     doubt = impossible(unstable, temperature)
     if temperature == GREEDY:
         judged = [check for check in server.texts.checks if check.result != "OPEN"]
@@ -364,9 +346,7 @@ def other_ks(run: ServedRun) -> Iterator[OtherK]:
     where the headline is undecided, or speculation is in doubt.
     """
     server, weights = run.server, run.server.setup.weights
-    engine = server.texts.engine.name
-    asked = [entry for entry in run.answered if entry.question.engine == engine]
-    first = next(iter(asked), None)
+    first = next(iter(run.answered), None)
     if first is None or first.workload.decision == "undecided":
         return
     served_k = first.workload.k
@@ -374,7 +354,7 @@ def other_ks(run: ServedRun) -> Iterator[OtherK]:
     sets = [name for name in sorted(set(evidence.prompt_sets)) if (weights or {}).get(name, 1)]
     for name in sets if len(sets) > 1 else ():
         yield from _other_k(evidence.only([name]), name, served_k, None)
-    for entry in asked:
+    for entry in run.answered:
         if entry is not first and _doubt(server, run.unstable, entry.question) is None:
             measured = measured_evidence(server, entry.question.evidence.temperature)
             yield from _other_k(measured, "all", served_k, weights)

@@ -24,7 +24,6 @@ from harness.config import (
     ModelConf,
     PairConfig,
     ProfileConfig,
-    ServerConfig,
     SweepConfig,
 )
 from harness.decoding.protocols import Drafter
@@ -41,9 +40,8 @@ from harness.measurement.round_times import (
 from harness.measurement.step_times import time_forwards
 from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory
-from harness.records import GREEDY, CopyBandwidth, RoundTiming, StepTiming, UserError, grouped
+from harness.records import GREEDY, CopyBandwidth, StepTiming, UserError, grouped
 from harness.storage import RunFolder
-from harness.storage.contents import Lines
 from harness.storage.manifest import MemoryBandwidth
 from harness.theory.roofline import is_card
 
@@ -176,17 +174,15 @@ NEVER = 1e-300
 def visits_of_pair(
     folder: RunFolder,
     pair: Pair,
-    config: PairConfig,
-    temperatures: Sequence[float],
-    store: Lines[RoundTiming] | None = None,
+    config: SweepConfig,
     *,
     repeated: bool = False,
 ) -> RoundVisits:
-    """The visits of a run of one pair, at every K of its list.
+    """The visits of a sweep, at every K of its list.
 
     Where drafting stops early a round proposes any number of tokens up to K. So it is timed at some
-    numbers, with the draft steps read back and a threshold that none is below. Times are kept in
-    rounds.jsonl, or in `store`. Those that other work disturbed are made again where `repeated`.
+    numbers, with the draft steps read back and a threshold that none is below. Those that other
+    work disturbed are made again where `repeated`.
     """
     ks = pair_ks(config.speculative_ks, pair.most, adaptive=config.decode.stop != "none")
 
@@ -194,27 +190,17 @@ def visits_of_pair(
         made = request(pair, config, entry, k, temperature, 0)
         return replace(made, stop_below=made.stop_below and NEVER)
 
-    cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
+    cells = [(k, temperature) for k in (0, *ks) for temperature in config.temperature]
     most = visits_for(len(pair.prompts) * config.repetitions)
     # What other work takes of the processors is in no card's times, nor in processor time
     shared = pair.target_model.device.type == "cpu" and config.loop_clock == "wall"
     return RoundVisits(
         _timed_loop(pair, pair.timed_drafting, pair.draft_name, cells, asked),
         folder,
-        folder.rounds if store is None else store,
         visits=most,
         counted=progress,
         repeated=round(REPEATED * most) if repeated and shared else 0,
     )
-
-
-def time_own_loop(folder: RunFolder, pair: Pair, config: ServerConfig) -> None:
-    """Time rounds of our own loop, which a server's stand next to."""
-    decode = replace(config.decode, rule=config.decode.rule or "ratio")
-    config = replace(config, decode=decode)
-    visits = visits_of_pair(folder, pair, config, config.temperature, store=folder.own_rounds)
-    visits.begin()
-    visits.up_to(1.0)
 
 
 def visits_of_draft(
@@ -249,7 +235,6 @@ def visits_of_draft(
     return RoundVisits(
         _timed_loop(target, draft or no_draft, conf.name, cells, asked),
         folder,
-        folder.rounds,
         visits=visits,
         counted=progress,
         enough=lambda timings: timed_precisely(timings, conf.name),

@@ -3,7 +3,7 @@
 `Summary.answers` holds an answer for every engine. Engines whose rounds were not timed share a row
 where their answers are the same. The row of `Summary.headline` is marked. In a sweep and an
 audition that is the harness's loop at the first temperature, or the engine that `engine=` names; in
-a server run it is the server, and the rows of the harness's loop stand below it.
+a server run it is the server.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -15,7 +15,6 @@ from harness.summary import (
     LoadCell,
     OtherK,
     ServedGate,
-    ServedK,
     ServedMemory,
     ServedSummary,
     StartedServers,
@@ -51,42 +50,22 @@ NOT_PREDICTED = {
 
 
 def contrast(summary: Summary, shown: grid.Marked) -> str:
-    """A K that pays on the harness's loop and loses on the server; else the K that loses most.
+    """The K that loses most, where another one is served.
 
-    "K=4, which pays on the harness's loop (predicted 1.20x), loses here (0.68x): a round costs 4.1
-    plain tokens and emits 2.8."
+    "K=4 loses here (0.68x): a round costs 4.1 plain tokens and emits 2.8."
     """
-    rows = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
-    own = next((row for row in rows if row.answer.engine == OWN.name != shown.answer.engine), None)
     entries = summary.served.by_k if summary.served else ()
-    by_k = {entry.k: entry for entry in entries if entry.temperature == shown.row.temperature}
-    if own is not None:
-        here, there = shown.answer, by_k.get(own.answer.k)
-        if own.answer.speculates and there is not None and there.speedup < 1.0:
-            undecided = here.decision == "undecided" and here.reason_values.get("k") == there.k
-            # The headline has the speedup of this K already, corrected for the choice of K
-            known = here.reason_values.get("k") == there.k and here.speedup is not None
-            loses = _loses(there, "may lose here" if undecided else "loses here", known=known)
-            gain = f"{grid.SOURCES[own.answer.source]} {fmt.speedup(own.answer.speedup)}"
-            return f"K={there.k}, which pays on {OWN.title} ({gain}), {loses}."
-        if (own.answer.decision, own.answer.k) == (here.decision, here.k):
-            return ""
-        known = f"{fmt.gain(own.answer)}, {grid.SOURCES[own.answer.source]}"
-        return f"On {OWN.title} the answer is another: {grid.words(own.answer)}, {known}."
-    losing = [entry for entry in by_k.values() if entry.speedup < 1.0]
+    at = where(entries, temperature=shown.row.temperature)
+    losing = [entry for entry in at if entry.speedup < 1.0]
     if not losing or not shown.answer.speculates:
         return ""
     worst = min(losing, key=lambda entry: entry.speedup)
-    return f"K={worst.k} {_loses(worst)}."
-
-
-def _loses(entry: ServedK, how: str = "loses here", *, known: bool = False) -> str:
-    loses = how if known else f"{how} ({fmt.speedup(entry.speedup)})"
-    if entry.round_cost is None or entry.tokens_per_round is None:
-        return loses
+    loses = f"K={worst.k} loses here ({fmt.speedup(worst.speedup)})"
+    if worst.round_cost is None or worst.tokens_per_round is None:
+        return f"{loses}."
     return (
-        f"{loses}: a round costs {entry.round_cost:.1f} plain tokens and emits"
-        f" {entry.tokens_per_round:.1f}"
+        f"{loses}: a round costs {worst.round_cost:.1f} plain tokens and emits"
+        f" {worst.tokens_per_round:.1f}."
     )
 
 
