@@ -1018,10 +1018,8 @@ class LoadCell:
     requests: int
     tokens_per_second: float  # of all requests together
     ms_per_token: float  # of one user: the median of request seconds / tokens
-    # throughput_ratio: to plain decoding under the same load; predicted_ratio: with the tokens per
-    # round of replay; spread: between visits, relative.
+    # throughput_ratio: to plain decoding under the same load; spread: between visits, relative.
     throughput_ratio: float | None = None
-    predicted_ratio: float | None = None
     spread: float | None = None
     visits: Visits | None = None  # None where no visit is lacking
     # Requests that the server decodes side by side, where these are fewer than the load: the others
@@ -1038,12 +1036,10 @@ class ScheduleEntry:
     low: int
     high: int | None  # None: and above
     concurrency: int  # the measured concurrency, the highest in the range
-    k: int  # the fastest, by `predicted_ratio` where it is known; 0 for plain decoding
+    k: int  # the fastest, with the tokens per round of replay where they are known; 0: plain
     # Other K whose difference to it is within the spread of visits; empty: it is the fastest
     tied: tuple[int, ...]
-    # Throughput / plain decoding's, with the tokens per round of replay, and as measured
-    predicted_ratio: float | None
-    measured_ratio: float
+    measured_ratio: float  # throughput / plain decoding's
     # Throughput that a visit loses, against the fastest K of all visits, with the K that the other
     # visits choose; None with fewer than two visits
     loss: float | None

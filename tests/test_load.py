@@ -770,7 +770,6 @@ def test_a_server_whose_k_changes_is_one_more_candidate_under_load(tmp_path):
     for cell in results.varying:
         assert cell.throughput_ratio is not None
         assert cell.tokens_per_round == pytest.approx(7 / 3, abs=0.35)
-        assert cell.predicted_ratio is None
     served = ServedSummary(
         "vllm", "1", None, "cpu", True, load=results.cells, varying=results.varying,
         varying_commands=run.manifest.engine.varying,

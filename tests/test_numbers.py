@@ -67,6 +67,7 @@ REMOVED: dict[str, str] = {
     ),
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",
+    "served/*/predicted_ratio": "K by load is chosen by it, and no page showed it",
     "served/structured*": "answers of a server are not checked",
     "*/round_fit*": "a server's csv of rounds is no longer read",
     "round_fit*": "likewise",

@@ -481,7 +481,6 @@ def load_cells(
                 cell,
                 tokens_per_second=total.tokens / total.seconds[0],
                 throughput_ratio=total.measured,
-                predicted_ratio=total.predicted,
                 spread=spread(total.by_visit.values()),
                 visits=few_visits(len(total.by_visit), asked),
             )
@@ -548,7 +547,6 @@ def schedule(
                 concurrency=concurrency,
                 k=best.k,
                 tied=tuple(r.k for r in ranked if r is not best and not _leads(best, r)),
-                predicted_ratio=best.predicted,
                 measured_ratio=best.measured,
                 loss=_loss(rows, chosen_without),
             )
