@@ -594,7 +594,7 @@ def test_requests_beyond_a_servers_slots_are_a_queue_and_get_no_k(slots):
 )
 def test_a_schedule_is_written_as_the_engine_takes_it(engine, code, note):
     entries = tuple(
-        ScheduleEntry(low, high, measured, k, tied, 1.2, 1.2, 0.0)
+        ScheduleEntry(low, high, measured, k, tied, 1.2, 0.0)
         for low, high, measured, k, tied in [
             (1, 1, 1, 4, ()),
             (2, 2, 2, 4, (2,)),
@@ -642,8 +642,8 @@ def test_a_plan_counts_the_requests_of_a_load(prompts, largest):
 )
 def test_a_schedule_of_servers_that_were_started_has_their_commands(engine, high, expected):
     entries = (
-        ScheduleEntry(1, 1, 1, 2, (), 1.2, 1.2, 0.0),
-        ScheduleEntry(2, high, 2, 0, (), 1.0, 1.0, 0.0),
+        ScheduleEntry(1, 1, 1, 2, (), 1.2, 0.0),
+        ScheduleEntry(2, high, 2, 0, (), 1.0, 0.0),
     )
     commands = (
         ServerCommand(2, 1, "alone"),
@@ -886,7 +886,7 @@ def test_the_servers_whose_k_changes_are_started_as_the_engines_take_it(tmp_path
 
 def test_a_printed_schedule_comes_with_the_command_that_measures_its_server():
     entries = tuple(
-        ScheduleEntry(low, high, measured, k, (), 1.2, 1.2, 0.0)
+        ScheduleEntry(low, high, measured, k, (), 1.2, 0.0)
         for low, high, measured, k in [(1, 1, 1, 4), (2, 4, 4, 4), (5, None, 16, 2)]
     )
     models = (
