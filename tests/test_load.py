@@ -30,9 +30,8 @@ from harness.analysis.batch_schedule import (
 from harness.analysis.waits import Goals, under_load
 from harness.cli import compose
 from harness.commands.run_lifecycle import create, load_prompts
-from harness.commands.server_failures import Failures
 from harness.commands.server_loads import measure_loads
-from harness.commands.server_requests import open_workload
+from harness.commands.server_requests import Failures, open_workload
 from harness.commands.server_start import note_engine
 from harness.commands.tasks import varying_roles
 from harness.decoding.sampling import SamplingParameters
@@ -708,11 +707,11 @@ def measured_under_load(tmp_path, *words):
     words = ["engine=vllm", "score=false", "new_tokens=8", "prompts.limit=2", *words]
     words += ["temperature=[0]", "repetitions=2", "concurrency=[1,2]", f"results_root={tmp_path}"]
     config = compose("server", words)
-    work = open_workload(config, load_prompts(config))
     folder, begun = create(config, "server"), []
     adapter = Adapter(VLLM, start=lambda serve: InThisProcess(serve, begun))
-    note_engine(folder, work, adapter, OneOfAKind(0))
-    measure_loads(folder, work, adapter, Failures(folder, work))
+    work = replace(open_workload(config, load_prompts(config)), adapter=adapter)
+    note_engine(folder, work, OneOfAKind(0))
+    measure_loads(folder, work, Failures(folder, work))
     return stored(folder.path), begun
 
 

@@ -30,14 +30,13 @@ from stand_in_server import StandIn
 from harness.analysis import analyse
 from harness.analysis.server_lossless import text_z
 from harness.cli import compose
-from harness.commands import report, server_greedy_texts, server_start, server_visits
+from harness.commands import report, server_judging, server_start, server_visits
 from harness.commands import server as command
 from harness.commands.checks import Vocabularies, without_too_long
 from harness.commands.run_lifecycle import create, load_prompts
 from harness.commands.server_requests import open_workload
 from harness.config import ModelConf, ReportConfig
 from harness.engines import turns
-from harness.engines.adapters import adapter_of
 from harness.engines.llamacpp import LlamaCppServer
 from harness.engines.protocol import Asked, Completion, ServerDiedError, TokensLostError
 from harness.models.embedded import EMBEDDED, gguf_of
@@ -258,7 +257,8 @@ def test_a_number_of_threads_that_hangs_is_left_out(
     def settled(*hangs_with: int) -> int | None:
         folder = create(config, "server")
         starts: Any = lambda serve: Hanging(serve.threads, {*hangs_with})  # noqa: E731
-        server_start.settle_threads(folder, work, replace(adapter_of(config), start=starts))
+        starting = replace(work, adapter=replace(work.adapter, start=starts))
+        server_start.settle_threads(folder, starting)
         return folder.manifest.server_threads
 
     assert settled() == 2
@@ -520,7 +520,7 @@ def test_texts_that_differ_are_judged_by_the_plain_servers_log_probabilities(
     assert "7 of 12 greedy texts" not in verdict
     assert "6 of 12 greedy texts are not plain decoding's" in verdict
     # They are judged once
-    monkeypatch.setattr(server_greedy_texts, "started", lambda *_: pytest.fail("again"))
+    monkeypatch.setattr(server_judging, "started", lambda *_: pytest.fail("again"))
     assert ran("server", f"resume={run.folder}", status=1).checks == run.checks
 
 
@@ -586,7 +586,7 @@ def test_the_file_of_a_draft_scores_texts_itself_and_its_checkpoint_is_not_loade
     files = ["model=hf", f"model.id={tiny}", f"model.gguf={gguf_of(tiny)}"]
     files += ["draft=hf", f"draft.id={good}", f"draft.gguf={gguf_of(good)}"]
     words = ["temperature=[0]", "repetitions=1", "prompts.limit=2"]
-    monkeypatch.setattr("harness.commands.server_scores.open_draft", pytest.fail)
+    monkeypatch.setattr("harness.commands.server_judging.open_draft", pytest.fail)
     outcome = command.run(asked(tmp_path, *files, *words))
     assert outcome.status == 0
     run = stored(outcome)

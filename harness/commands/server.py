@@ -2,7 +2,7 @@
 
 The requests of servers are listed in `tasks`, how they are started or attached to in
 `server_start`, the visits that send them in `server_visits`, and what the weights say of returned
-texts in `server_scores`. Where only a tokenizer is here (score=false) there is nothing of the last.
+texts in `server_judging`. Where only a tokenizer is here (score=false) there is little of the last.
 """
 
 from harness.commands.checks import Problems, Vocabularies, check_run, without_too_long
@@ -11,20 +11,21 @@ from harness.commands.eligible_drafts import mtp_layers
 from harness.commands.opening import check_memory
 from harness.commands.run_lifecycle import (
     Outcome,
+    answer_so_far,
     begin,
     concluded,
     load_prompts,
     measuring,
     resumed,
 )
+from harness.commands.server_judging import judge, score
 from harness.commands.server_requests import check_turns, open_workload
-from harness.commands.server_scores import judge, score
 from harness.commands.server_start import (
     is_synthetic,
     states_of_servers,
     try_addresses,
 )
-from harness.commands.server_visits import INTERRUPTED, answer_so_far, measure
+from harness.commands.server_visits import measure
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of
 from harness.models.load import load_vocabulary
@@ -94,10 +95,10 @@ def run(config: ServerConfig) -> Outcome:
     try:
         with measuring(folder, work.measured_on):
             work = work.with_turns(folder)
-            work = measure(folder, work, adapter)
+            work = measure(folder, work)
             score(folder, work)
             judge(folder, work)
     except KeyboardInterrupt:
-        answer_so_far(folder, INTERRUPTED)
+        answer_so_far(folder, "interrupted", page=True)
         raise
     return concluded(folder, verbose=config.verbose)
