@@ -121,8 +121,7 @@ def measure_in_looks(
         check_texts(folder, folder.trials.read(), pair, config)
         ended: Ended | None = "prompts" if number == LOOKS else None
         if ended is None:
-            chosen = closed(looks.chosen, decided(load(folder.path), number), number)
-            looks = replace(looks, chosen=chosen)
+            looks = _closed(looks, decided(load(folder.path), number), number)
             ended = "decided" if all(each.looks for each in looks.chosen) else None
         looks = replace(looks, made=number, measured_s=watch.spent_s, ended=ended)
         folder.note(looks=looks)
@@ -141,12 +140,13 @@ def plain_token_s(folder: RunFolder) -> float | None:
     return float(np.median(seconds)) if seconds else None
 
 
-def closed(chosen: Sequence[ChosenK], temperatures: Set[float], look: int) -> tuple[ChosenK, ...]:
-    """The chosen K, with the temperatures that need no more pairs closed after this look."""
-    return tuple(
+def _closed(looks: Looks, temperatures: Set[float], look: int) -> Looks:
+    """The looks, with the temperatures that need no more pairs closed after this one."""
+    chosen = (
         replace(each, looks=each.looks or look) if each.temperature in temperatures else each
-        for each in chosen
+        for each in looks.chosen
     )
+    return replace(looks, chosen=tuple(chosen))
 
 
 def _too_little(watch: Stopwatch, needed_s: float) -> UserError:

@@ -24,7 +24,7 @@ import psutil
 
 from harness import formatting as fmt
 from harness.analysis.looks import best_started, served_decided, to_start
-from harness.commands.looks import Stopwatch, closed
+from harness.commands.looks import Stopwatch
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import answer_so_far, resumable
 from harness.commands.server_judging import judge_greedy_texts, judge_the_rest, score
@@ -288,7 +288,7 @@ def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
         ended = "prompts" if look == LOOKS and ended is None else ended
         if chosen.made < look:
             score(folder, work)
-            noted = closed(chosen.chosen, served_decided(load(folder.path), look), look)
+            noted = chosen.closed(served_decided(load(folder.path), look), look)
             if all(each.looks for each in noted) and ended is None:
                 ended = "decided"
             chosen = replace(chosen, chosen=noted, made=look)

@@ -6,8 +6,8 @@ report shows all that is there.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -236,6 +236,13 @@ class _ByTemperature:
         """The number of looks that are made at a temperature."""
         made = (each.looks for each in self.chosen if each.temperature == temperature)
         return next(made, None) or self.made
+
+    def closed(self, temperatures: Set[float], look: int) -> tuple[ChosenK, ...]:
+        """The chosen K, those at these temperatures measured no more after a look."""
+        return tuple(
+            replace(each, looks=each.looks or look) if each.temperature in temperatures else each
+            for each in self.chosen
+        )
 
 
 @dataclass(frozen=True)
