@@ -78,13 +78,32 @@ def score(folder: RunFolder, work: Workload) -> None:
 
 
 def judge(folder: RunFolder, work: Workload) -> None:
-    """Hold the returned texts against the target's own, where it takes the target to judge them."""
-    if not work.config.score or not _judged_by_target(folder):
+    """Hold the returned texts against the target's own, where it takes the target to judge them.
+
+    That is where texts are sampled, or greedy ones differ at a K that no engine has judged.
+    """
+    stored = latest(list(folder.trials.read()))
+    trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
+    sampled = [trial for trial in trials if trial.temperature != GREEDY]
+    # Of every K that the engine's own log-probabilities judged
+    checks = [check for check in folder.checks() if isinstance(check, TextCheck)]
+    by_engine = {check.k for check in checks if check.noise_positions is not None}
+    judged = [check for check in checks if check.k in by_engine]
+    left = (check for check, *_ in greedy_pairs(trials) if check.k not in by_engine)
+    differ = any(check.result == "OPEN" for check in left)
+    if not work.config.score or not (sampled or differ):
         return
     with unless_broken(folder, NotMeasured("returned_texts")), work.weights() as pair:
-        if work.pair is None:
-            check_target(folder, work, pair)
-        _judge(folder, replace(work, pair=pair), pair)
+        check_target(folder, work, pair)
+        note_models(folder, pair.describe().models)
+        noise = None
+        if differ and work.config.engine != OWN.name:
+            plain = where(trials, temperature=GREEDY, k=0, repetition=0)
+            noise = largest_gap([work.returned(each) for each in plain], pair.target_model)
+        likelihoods = _likelihoods(sampled, work, pair)
+        check_texts(folder, trials, pair, work.config, likelihoods, judged, noise)
+        if stored_facts(folder).spec.counting is not None:
+            _score(folder, replace(work, pair=pair))
     release()
 
 
@@ -94,41 +113,7 @@ def release() -> None:
     release_memory()
 
 
-def _judged_by_target(folder: RunFolder) -> bool:
-    """True where texts are sampled, or greedy ones differ and no engine has judged them."""
-    stored = latest(list(folder.trials.read()))
-    trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
-    by_engine = {check.k for check in _judged_by_engine(folder)}
-    differing = (check for check, *_ in greedy_pairs(trials) if check.result == "OPEN")
-    sampled = any(trial.temperature != GREEDY for trial in trials)
-    return sampled or any(check.k not in by_engine for check in differing)
-
-
-def _judged_by_engine(folder: RunFolder) -> list[TextCheck]:
-    """The texts of every K that the engine's own log-probabilities judged."""
-    checks = [check for check in folder.checks() if isinstance(check, TextCheck)]
-    by_engine = {check.k for check in checks if check.noise_positions is not None}
-    return [check for check in checks if check.k in by_engine]
-
-
-def _judge(folder: RunFolder, work: Workload, pair: Pair) -> None:
-    stored = latest(list(folder.trials.read()))
-    trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
-    note_models(folder, pair.describe().models)
-    judged, noise = _judged_by_engine(folder), None
-    by_engine = {check.k for check in judged}
-    left = (check for check, *_ in greedy_pairs(trials) if check.k not in by_engine)
-    if work.config.engine != OWN.name and any(check.result == "OPEN" for check in left):
-        plain = where(trials, temperature=GREEDY, k=0, repetition=0)
-        noise = largest_gap([work.returned(each) for each in plain], pair.target_model)
-    likelihoods = _likelihoods(trials, work, pair)
-    check_texts(folder, trials, pair, work.config, likelihoods, judged, noise)
-    if stored_facts(folder).spec.counting is not None:
-        _score(folder, work)
-
-
-def _likelihoods(trials: Sequence[Trial], work: Workload, pair: Pair) -> list[TextLikelihood]:
-    sampled = [trial for trial in trials if trial.temperature != GREEDY]
+def _likelihoods(sampled: Sequence[Trial], work: Workload, pair: Pair) -> list[TextLikelihood]:
     cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
     with progress("testing the returned texts", len(cells)) as tick:
         tests: list[TextLikelihood] = []
