@@ -17,7 +17,7 @@ from harness.analysis.looks import best_started, most_started, searched_next, to
 from harness.analysis.verdict import Candidate, Evidence, Timed, decide
 from harness.cli import compose
 from harness.commands import server as command
-from harness.commands import server_visits
+from harness.commands import server_plan, server_visits
 from harness.commands.server_plan import SAFE_SHARE, Pace, expected, fitted
 from harness.commands.tasks import EncodedPrompt, everything
 from harness.engines.own import OwnLoop
@@ -372,7 +372,7 @@ def test_a_run_that_would_take_longer_than_its_budget_asks_for_less_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = Pace(start_s=1.0, prompt_token_s=0.05, token_s=30.0)
-    monkeypatch.setattr(server_visits, "_pace", lambda *_: slow)
+    monkeypatch.setattr(server_plan, "_pace", lambda *_: slow)
     words = [*GRID, "temperature=[0,1]", "new_tokens=256", "prompts.limit=10"]
     run = ran("server", f"results_root={tmp_path}", *words)
     less = run.manifest.asked_less

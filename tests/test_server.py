@@ -30,7 +30,7 @@ from stand_in_server import StandIn
 from harness.analysis import analyse
 from harness.analysis.server_lossless import text_z
 from harness.cli import compose
-from harness.commands import report, server_judging, server_start, server_visits
+from harness.commands import report, server_judging, server_plan, server_start, server_visits
 from harness.commands import server as command
 from harness.commands.checks import Vocabularies, without_too_long
 from harness.commands.run_lifecycle import create, load_prompts
@@ -976,7 +976,8 @@ def test_a_server_that_fails_in_a_later_group_costs_its_cells_and_resume_asks_fo
     urls = f"url=[{','.join(server.url for server in servers.values())}]"
     words = ["engine=openai", urls, "servers=2", "k=[1,2,4]", "temperature=[0]", "score=false"]
     with monkeypatch.context() as patched:
-        patched.setattr(server_visits, "started", started)
+        for module in (server_plan, server_visits):
+            patched.setattr(module, "started", started)
         outcome = command.run(asked(tmp_path, *words))
     run = stored(outcome)
     assert (outcome.status, run.manifest.status) == (1, "failed")

@@ -146,6 +146,11 @@ class Workload:
         """Every K, plain decoding first."""
         return [0, *self.config.speculative_ks]
 
+    @property
+    def median(self) -> EncodedPrompt:
+        """The prompt of median length."""
+        return sorted(self.prompts, key=lambda entry: len(entry.tokens))[len(self.prompts) // 2]
+
     def describe(self, known: Manifest | None) -> Described:
         """The manifest's entries of a run; models that are `known`, and not here, are left out."""
         if self.pair is not None:

@@ -31,7 +31,7 @@ from harness.commands.tasks import (
     priced_by_other_sets,
     varying_roles,
 )
-from harness.config import ModelConf, ServerConfig
+from harness.config import ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter, OpenedPair, ToServe, attached, kind_of
@@ -105,8 +105,8 @@ def try_addresses(
 
 
 def _refuse_the_drafts_model(plain: Server, config: ServerConfig) -> None:
-    served, target, draft = plain.model_name, _names(config.model), _names(config.draft)
-    if served is not None and _names_of(served) & draft - target:
+    served, (target, draft) = plain.model_name, (config.model, config.draft)
+    if _names(served) & _names(draft.id, draft.gguf) - _names(target.id, target.gguf):
         raise UserError(
             f"{plain.where}: it serves {served}, which is the draft's model; the first address is"
             " that of a server that decodes with the target alone"
@@ -150,13 +150,10 @@ def _tried(config: ServerConfig, ids: Sequence[int], sampling: SamplingParameter
     return Asked(ids, sampling, config.seed, min(TRIED_TOKENS, config.new_tokens))
 
 
-def _names(conf: ModelConf) -> set[str]:
-    return _names_of(conf.id) | (_names_of(conf.gguf) if conf.gguf is not None else set())
-
-
-def _names_of(name: str) -> set[str]:
-    """A hub id or path as it is written, and its last part, which servers are often named by."""
-    return {name.casefold(), name.rstrip("/").rpartition("/")[2].casefold()}
+def _names(*names: str | None) -> set[str]:
+    """Hub ids or paths as they are written, and last parts, which servers are often named by."""
+    known = [name.casefold() for name in names if name is not None]
+    return {*known, *(name.rstrip("/").rpartition("/")[2] for name in known)}
 
 
 def states_of_servers(config: ServerConfig, adapter: Adapter) -> dict[str, str]:

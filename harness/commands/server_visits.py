@@ -20,16 +20,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 
-import psutil
-
-from harness import formatting as fmt
 from harness.analysis.looks import best_started, served_decided, to_start
 from harness.commands.looks import Stopwatch
-from harness.commands.progress import progress, say
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import answer_so_far, resumable
 from harness.commands.server_judging import judge_greedy_texts, judge_the_rest, score
 from harness.commands.server_loads import measure_loads
-from harness.commands.server_plan import Pace, expected, fitted, left_out
+from harness.commands.server_plan import WARM_TOKENS, planned
 from harness.commands.server_requests import Failures, Task, Workload, waiting_of
 from harness.commands.server_start import (
     all_stay,
@@ -37,7 +34,6 @@ from harness.commands.server_start import (
     check_card,
     check_vocabulary,
     every_k,
-    is_synthetic,
     note_engine,
     settle_threads,
     side_by_side,
@@ -47,11 +43,9 @@ from harness.commands.server_start import (
 )
 from harness.commands.tasks import (
     PLAIN,
-    EncodedPrompt,
     Role,
     chosen_tasks,
     every_k_tasks,
-    everything,
     plain_tasks,
     probe_tasks,
 )
@@ -80,8 +74,6 @@ WHY_ALL: Mapping[WhyAll, str] = {
     "server_failed": "a server that was to tell what its rounds cost failed",
     "no_costs": "few requests do not tell what rounds cost here",
 }
-# Tokens that a server is warmed up with, and that its pace is read off
-WARM_TOKENS = 8
 # Visits after a part of which a run that measures every K gives its first answer
 FIRST_PART = 4
 
@@ -98,7 +90,7 @@ def measure(folder: RunFolder, work: Workload) -> Workload:
     watch = Stopwatch(folder, work.config.budget_s)
     with resumable(folder):
         settle_threads(folder, work)
-    work = _planned(folder, work, watch)
+    work = planned(folder, work, watch)
     failures, going = Failures(folder, work), True
     visits = _Visits(folder, work, failures, watch)
     if not every_k(folder, work.config):
@@ -113,66 +105,6 @@ def measure(folder: RunFolder, work: Workload) -> Workload:
         measure_loads(folder, work, failures)
     failures.say()
     return work
-
-
-def _planned(folder: RunFolder, work: Workload, watch: Stopwatch) -> Workload:
-    """The workload, or what fits into the budget of it, said with how long it will take."""
-    if folder.manifest.asked_less is not None:
-        return work.asking(folder.manifest.asked_less)
-    config, prompts, budget_s = work.config, work.prompts, watch.budget_s
-    if budget_s is None or any(trial.status == "ok" for trial in folder.trials.read()):
-        return work
-    with resumable(folder):
-        check_card(folder, work, [Role(k) for k in work.ks])
-        pace = _pace(folder, work)
-    whole, synthetic = everything(config, prompts), is_synthetic(config, work.adapter)
-    asked, needs = fitted(config, prompts, pace, watch.left_s, synthetic=synthetic)
-    watch.budget_s = budget_s - needs.judging  # which follows the requests
-    if asked != whole:
-        folder.note(asked_less=asked)
-        work = work.asking(asked)
-    if not asked.everything:
-        longer = expected(whole, config, prompts, pace, synthetic=synthetic)
-        say(
-            f"everything would take about {fmt.duration(longer.total_s)}, and budget_s="
-            f"{budget_s:g}; asked for is less: {left_out(asked, whole)}"
-        )
-    config = work.config
-    texts = f"{len(work.prompts)} prompts of {config.new_tokens} tokens at most"
-    free, first = psutil.virtual_memory().available, ""
-    if config.until == "decided":
-        first = f", a first answer after about {fmt.duration(needs.choosing)}"
-    say(
-        f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: at most about"
-        f" {fmt.duration(needs.total_s)}{first}; this process holds"
-        f" {psutil.Process().memory_info().rss / 1e9:.1f} GB while servers are timed, and"
-        f" {free / 1e9:.1f} GB are free"
-    )
-    return work
-
-
-def _pace(folder: RunFolder, work: Workload) -> Pace:
-    """The plain server's pace, by a request of median length for a few tokens."""
-    begun, few = monotonic(), max(1, min(WARM_TOKENS, work.config.new_tokens - 1))
-    with (
-        progress("timing the plain server"),
-        started(folder, work, [PLAIN], slots=1) as servers,
-    ):
-        start_s, server = monotonic() - begun, servers[PLAIN]
-        entry = _median(work)
-        asked = work.request(entry, work.config.temperature[0], 0, 0).asked
-        done = server.generate(asked._replace(budget=1 + few))
-        decode_s = done.decode_s
-        if decode_s is None:  # a difference of two prefills, each with its noise
-            one_s = server.generate(asked._replace(budget=1)).request_s
-            decode_s = max(0.0, done.request_s - one_s)
-    prefill_s = max(0.0, done.request_s - decode_s)
-    return Pace(start_s, prefill_s / len(entry.tokens), decode_s / few)
-
-
-def _median(work: Workload) -> EncodedPrompt:
-    """The prompt of median length."""
-    return sorted(work.prompts, key=lambda entry: len(entry.tokens))[len(work.prompts) // 2]
 
 
 # ---- one K, that replay chooses ----------------------------------------------------------------
@@ -470,7 +402,7 @@ def _warm_up(server: Server, work: Workload, temperature: float) -> float:
     Returns:
         Seconds of a token by its own clock; 0 where it does not tell.
     """
-    asked = work.request(_median(work), temperature, server.k, 0).asked
+    asked = work.request(work.median, temperature, server.k, 0).asked
     asked = asked._replace(budget=min(WARM_TOKENS, work.config.new_tokens))
     done = server.generate(asked)
     if done.decode_s is None:
