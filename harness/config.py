@@ -1308,9 +1308,6 @@ class ReportConfig(CommandConfig):
     metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")
     api_key_env: str | None = _api_key_env()
     latency_from: str | None = key(None, "with metrics: a run whose round times price every K")
-    draft_ms: float | None = key(None, "with metrics: one step of the draft, milliseconds")
-    target_ms: float | None = key(None, "with metrics: one step of the target, milliseconds")
-    verify_ms: list[float] | None = key(None, "with metrics: entry i: the target over i positions")
     k: list[int] | None = key(
         None, "with records: K of each file, 0 for plain; null: as they say", least=0
     )

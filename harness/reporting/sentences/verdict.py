@@ -478,7 +478,7 @@ def after_counters(summary: Summary) -> NextStep | None:
     if summary.running is None or summary.round_times or not summary.from_acceptance:
         return None
     asked = "python -m harness.report metrics=URL latency_from=SERVER_RUN"
-    return NextStep("times of rounds, of a run or typed, say which K pays", asked)
+    return NextStep("the round times of a run say which K pays", asked)
 
 
 def after_a_profile(summary: Summary) -> NextStep:
