@@ -29,7 +29,7 @@ from harness.commands.pair import Pair, Scoring
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import note_models, unless_broken
 from harness.commands.server_requests import Workload
-from harness.commands.server_start import check_target, draft_engine, started, stored_facts
+from harness.commands.server_start import check_target, started, stored_facts, to_serve
 from harness.commands.tasks import PLAIN, Role
 from harness.engines.protocol import RefusedError, RequestFailedError, Server, ServerDiedError
 from harness.measurement.draft_scores import asked_traces, lookup_traces, score_texts
@@ -170,7 +170,8 @@ def _traces_of(
     alone = draft.spec.weights == "own" and not draft.spec.reads_states
     # Whose model a server has that runs elsewhere, only the target tells
     by_draft = work.pair is None and greedy and alone and work.config.url is None
-    engine = draft_engine(folder, work) if by_draft else None
+    start = work.adapter.start_draft
+    engine = start(to_serve(folder, work, slots=1)) if by_draft else None
     if engine is not None:
         with engine.open(0) as server, progress("scoring the returned texts", count) as tick:
             made = asked_traces(of_k[first], server, draft_name=draft.name, tick=tick)

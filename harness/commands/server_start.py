@@ -41,7 +41,6 @@ from harness.engines.protocol import (
     EngineFacts,
     Server,
     ServerDiedError,
-    StartableEngine,
 )
 from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
@@ -218,7 +217,7 @@ def check_target(folder: RunFolder, work: Workload, pair: Pair) -> None:
     )
 
 
-def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
+def to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
     """The models that the engine is to serve, with room for `slots` requests side by side."""
     pair, opened = work.pair, None
 
@@ -240,11 +239,6 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
         pair=opened,
         scored_in=_scored_in(work),
     )
-
-
-def draft_engine(folder: RunFolder, work: Workload) -> StartableEngine | None:
-    """The engine of the draft alone; see `Adapter.start_draft`."""
-    return work.adapter.start_draft(_to_serve(folder, work, slots=1))
 
 
 def _scored_in(work: Workload) -> str | None:
@@ -278,7 +272,7 @@ def settle_threads(folder: RunFolder, work: Workload) -> None:
     seconds: dict[int, float] = {}
     with progress("choosing the servers' threads", len(counts)) as tick:
         for count in counts:
-            serve = replace(_to_serve(folder, work, slots=1), threads=count)
+            serve = replace(to_serve(folder, work, slots=1), threads=count)
             try:
                 with start(serve).open(0) as server:
                     for _ in range(2):  # the second is the one that counts
@@ -413,7 +407,7 @@ def started(
         slots: requests that each has room for.
         left_out: whether to go on without a server that does not start or answer.
     """
-    config, adapter, serve = work.config, work.adapter, _to_serve(folder, work, slots=slots)
+    config, adapter, serve = work.config, work.adapter, to_serve(folder, work, slots=slots)
     servers: dict[Role, Server] = {}
     with ExitStack() as stack:
         with progress(f"starting {config.engine}", len(roles)) as tick:
@@ -451,7 +445,7 @@ def check_card(folder: RunFolder, work: Workload, roles: Sequence[Role]) -> None
         return
     k = max(role.k for role in roles)
     memory = _card_memory(work, k, min(len(roles), _at_a_time(work)))
-    serve = replace(_to_serve(folder, work, slots=load_slots(work.config)), memory=memory)
+    serve = replace(to_serve(folder, work, slots=load_slots(work.config)), memory=memory)
     engine = start(serve)
     if isinstance(engine, StartedEngine):
         engine.memory_flags(k)
@@ -488,7 +482,7 @@ def note_engine(folder: RunFolder, work: Workload, server: Server) -> None:
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
         commands=tuple(each for each in commands if each is not None),
         varying={name: each for name, each in varying.items() if each is not None},
-        dtype=_to_serve(folder, work, slots=1).dtype if work.adapter.spec.one_dtype else None,
+        dtype=to_serve(folder, work, slots=1).dtype if work.adapter.spec.one_dtype else None,
     )
     if folder.manifest.engine is None:
         folder.note(engine=entry)
@@ -506,7 +500,7 @@ def stored_facts(folder: RunFolder) -> EngineFacts:
 def _command(folder: RunFolder, work: Workload, role: Role, slots: int) -> ServerCommand | None:
     """How a server is started, with paths below the current folder that start there."""
     assert work.adapter.start is not None
-    serve = replace(_to_serve(folder, work, slots=slots), varying=role.varying)
+    serve = replace(to_serve(folder, work, slots=slots), varying=role.varying)
     command = work.adapter.start(serve).command(role.k)
     if command is None:
         return None
