@@ -1,10 +1,9 @@
 """The workload of a server run: a pair's prompts, the request of each task, and what failed.
 
 Weights are in memory while they are needed, and not while servers are timed (`Workload.weights`).
-Failed requests are stored, so that cells say so, and said at a run's end (`Failures`).
+Failed requests are stored, so that cells say so (`Failures`).
 """
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import cast
 
 import torch
 
-from harness import formatting as fmt
 from harness.commands.checks import Vocabularies, check_lengths
 from harness.commands.completions import with_turns
 from harness.commands.opening import open_pair
@@ -51,7 +49,6 @@ from harness.serving.engines import OWN
 from harness.storage import RunFolder
 from harness.storage.manifest import AskedLess, Manifest
 
-_log = logging.getLogger(__name__)
 # How what a server did not answer is noted: tasks that are no trials, by their file, and loads
 NOTES: Mapping[str, Measurement] = {
     "rounds": "server_rounds",
@@ -271,8 +268,6 @@ class Failures:
     def __init__(self, folder: RunFolder, work: Workload) -> None:
         self._folder = folder
         self.dead: set[Role] = set()
-        self._first: dict[Role, str] = {}
-        self._number: Counter[Role] = Counter()
         roles = [Role(k, rejects) for k in work.ks for rejects in (False, True)]
         roles += varying_roles(work.config)
         retried = [_missing(role, what) for role in roles for what in (*NOTES.values(), LOADS)]
@@ -280,7 +275,7 @@ class Failures:
 
     def of_task(self, task: Task, error: UserError) -> None:
         """A request has no answer."""
-        line = self._count(task.role, error)
+        line = in_one_line(error)
         if task.file == "trials":
             self._folder.trials.append(task.request.as_trial(status="failed", error=line))
         else:
@@ -292,7 +287,7 @@ class Failures:
         Its own tasks are, and all with the one that decodes plainly, for they are not compared with
         anything any more: of each K the trials of one visit, and notes.
         """
-        line = self._count(role, error)
+        line = in_one_line(error)
         lost = [
             task
             for task in left
@@ -308,27 +303,7 @@ class Failures:
 
     def of_load(self, role: Role, error: UserError) -> None:
         """A server did not answer under load."""
-        self._folder.note_not_measured(_missing(role, LOADS, self._count(role, error)))
-
-    def say(self) -> None:
-        """One line on standard error, where anything failed."""
-        if not self._first:
-            return
-        roles = "; ".join(
-            f"{role}: {fmt.number_of(self._number[role], 'time', 'times')}, first: {line}"
-            for role, line in self._first.items()
-        )
-        _log.warning(
-            "servers did not answer: %s; what was measured is stored, resume=%s asks for the rest",
-            roles,
-            self._folder.path,
-        )
-
-    def _count(self, role: Role, error: UserError) -> str:
-        line = in_one_line(error)
-        self._number[role] += 1
-        self._first.setdefault(role, line)
-        return line
+        self._folder.note_not_measured(_missing(role, LOADS, in_one_line(error)))
 
 
 def _missing(role: Role, what: Measurement, error: str = "") -> NotMeasured:

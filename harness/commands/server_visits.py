@@ -103,7 +103,6 @@ def measure(folder: RunFolder, work: Workload) -> Workload:
     if going:
         judge_the_rest(folder, work)
         measure_loads(folder, work, failures)
-    failures.say()
     return work
 
 
