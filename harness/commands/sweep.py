@@ -78,7 +78,7 @@ def run(config: SweepConfig) -> Outcome:
 def _measure(folder: RunFolder, pair: Pair, config: SweepConfig, said: RunTime | None) -> None:
     """Time rounds and steps, and measure the cells among them."""
     in_looks, watch = config.until == "decided", Stopwatch(folder, config.budget_s)
-    visits = visits_of_pair(folder, pair, config, repeated=in_looks)
+    visits = visits_of_pair(folder, pair, config, config.temperature, repeated=in_looks)
     visits.begin()
     measure_steps(folder, pair, config)
     if in_looks:

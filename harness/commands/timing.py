@@ -174,11 +174,12 @@ NEVER = 1e-300
 def visits_of_pair(
     folder: RunFolder,
     pair: Pair,
-    config: SweepConfig,
+    config: PairConfig,
+    temperatures: Sequence[float],
     *,
     repeated: bool = False,
 ) -> RoundVisits:
-    """The visits of a sweep, at every K of its list.
+    """The visits of a run of one pair, at every K of its list.
 
     Where drafting stops early a round proposes any number of tokens up to K. So it is timed at some
     numbers, with the draft steps read back and a threshold that none is below. Those that other
@@ -190,7 +191,7 @@ def visits_of_pair(
         made = request(pair, config, entry, k, temperature, 0)
         return replace(made, stop_below=made.stop_below and NEVER)
 
-    cells = [(k, temperature) for k in (0, *ks) for temperature in config.temperature]
+    cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
     most = visits_for(len(pair.prompts) * config.repetitions)
     # What other work takes of the processors is in no card's times, nor in processor time
     shared = pair.target_model.device.type == "cpu" and config.loop_clock == "wall"
