@@ -812,25 +812,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class EngineRow:
-    """The measured speedup of one engine at one K, over prompts of every set of its run."""
-
-    run: str  # name of its folder
-    engine: str  # a name of `engine=`; "own" is the harness's loop
-    version: str | None
-    draft: str
-    temperature: float
-    k: int
-    concurrency: int  # requests side by side
-    # Over the same engine's plain decoding; with several requests a ratio of throughputs
-    speedup: float | None
-    speedup_lo: float | None = None
-    speedup_hi: float | None = None
-    lossless: bool = True  # False where its speculation failed the lossless test
-    prompts: int | None = None  # timed without a draft and at this K; None under load
-
-
-@dataclass(frozen=True)
 class RunCompared:
     """The command, draft and engine of a run that is compared."""
 
@@ -852,7 +833,6 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     caveats: tuple[Caveat, ...]  # most important first
     differences: tuple[Difference, ...]
-    engines: tuple[EngineRow, ...] = ()  # where one of the runs is a server run
     every: tuple[RunCompared, ...] = ()  # the reference first
 
     @property

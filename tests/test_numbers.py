@@ -45,7 +45,10 @@ REMOVED: dict[str, str] = {
         "no decision hung on it: docs/decisions/0026-what-left-the-pages.md",
     ),
     **dict.fromkeys(
-        ("comparison/*/source", "comparison/caveats/code=plain_moved*"),
+        (
+            *("comparison/*/source", "comparison/caveats/code=plain_moved*"),
+            *("comparison/engines/*", "comparison/caveats/code=machine_changed*"),
+        ),
         "runs are compared pair by pair alone",
     ),
     **dict.fromkeys(

@@ -176,7 +176,7 @@ PAGES: Mapping[str, Page] = {
         verdict.nothing_next,
         main=(comparison.comparison_tables,),
         brief=(comparison.brief_tables,),
-        plots=("speedup_by_engine.svg", "speedup_ratio.svg"),
+        plots=("speedup_ratio.svg",),
         computes=True,
         kind="check",
     ),
