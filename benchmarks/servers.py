@@ -48,6 +48,7 @@ otherwise. No page.
 
 import argparse
 import json
+import math
 import platform
 import shutil
 import subprocess
@@ -69,7 +70,7 @@ from harness.commands.tasks import PROMPTS_OF_EVERY_K
 from harness.config import ModelConf
 from harness.models import embedded
 from harness.models.load import load as load_model
-from harness.records import GREEDY, MachineLoad, Trial, grouped, where
+from harness.records import GREEDY, MachineLoad, ResultRow, Trial, grouped, where
 from harness.serving.engines import spec_of
 from harness.storage import StoredRun, load
 from harness.storage.manifest import ChosenK, ServedKs
@@ -418,7 +419,7 @@ def _audited(prices: Path, measured: Sequence[Path], results: str) -> Iterator[s
     yield f"prices: {price.pair}, {prices.name}; predictions: {outcome.folder.name}"
     for run in runs:
         errors: list[float] = []
-        for cell in run.served.cells:
+        for cell, _ in run.summary.predicted_cells:
             row = predicted[run.summary.run.draft, cell.prompt_set, cell.temperature, cell.k]
             assert row.speedup is not None
             assert cell.speedup is not None
@@ -450,7 +451,11 @@ def _missed_by(run: Run) -> Iterator[str]:
         if source == "measured" and measured_ms and predicted_ms:
             error = fmt.signed_percent(predicted_ms / measured_ms - 1.0)
             yield f"{clock}: plain cost of {prompt_set} {error}"
-    errors = [abs(cell.error) for cell in run.served.cells if cell.error is not None]
+    errors = [
+        abs((predicted.speedup or 0.0) / cell.speedup - 1.0)
+        for cell, predicted in run.summary.predicted_cells
+        if cell.speedup
+    ]
     if errors:
         yield (
             f"{clock}: prediction error median {fmt.percent(np.median(errors))}, largest"
@@ -563,22 +568,27 @@ def _speedups(runs: Sequence[Run]) -> Iterator[str]:
     rows = [
         (run, cell)
         for run in runs
-        for cell in run.served.cells
-        if cell.temperature == GREEDY and cell.error is not None and run.timed
+        for cell in run.summary.predicted_cells
+        if cell[0].temperature == GREEDY and run.timed
     ]
+
+    def error(cell: tuple[ResultRow, ResultRow]) -> float:
+        measured, predicted = cell
+        return (predicted.speedup or 0.0) / (measured.speedup or math.nan) - 1.0
+
     columns: Columns = (
         ("engine, clock", lambda run, _: f"{run.engine}, {run.served.clock}"),
         ("pair", lambda run, _: run.pair),
-        ("prompts", lambda _, cell: cell.prompt_set),
-        ("K", lambda _, cell: str(cell.k)),
-        ("tokens per round", lambda _, cell: fmt.decimal(cell.tokens_per_round)),
-        ("measured", lambda _, cell: f"{cell.speedup:.3f}x"),
-        ("predicted", lambda _, cell: f"{cell.predicted:.3f}x"),
-        ("error", lambda _, cell: fmt.signed_percent(cell.error)),
+        ("prompts", lambda _, cell: cell[0].prompt_set),
+        ("K", lambda _, cell: str(cell[0].k)),
+        ("tokens per round", lambda _, cell: fmt.decimal(cell[0].tokens_per_round)),
+        ("measured", lambda _, cell: f"{cell[0].speedup:.3f}x"),
+        ("predicted", lambda _, cell: f"{cell[1].speedup:.3f}x"),
+        ("error", lambda _, cell: fmt.signed_percent(error(cell))),
     )
     yield from _table("Speedups at temperature 0", columns, rows)
     for engine in dict.fromkeys(run.engine for run, _ in rows):
-        errors = [abs(cell.error or 0.0) for run, cell in rows if run.engine == engine]
+        errors = [abs(error(cell)) for run, cell in rows if run.engine == engine]
         yield (
             f"{engine}: median error {100 * np.median(errors):.1f} %, largest"
             f" {100 * max(errors):.1f} % over {len(errors)} cells.  "

@@ -847,29 +847,6 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class ServedCell:
-    """One cell of a server, measured and predicted."""
-
-    prompt_set: str
-    temperature: float
-    k: int
-    # Measured: plain decoding's seconds per token / this K's, on the run's clock; None where the
-    # cell was only predicted, since another K was chosen to be measured
-    speedup: float | None
-    tokens_per_round: float | None  # counted by the server; None where it counts no rounds
-    # From replayed tokens per round and this engine's round times, fitted without this cell
-    predicted: float | None = None
-    visits: Visits | None = None  # None where no visit is lacking
-
-    @property
-    def error(self) -> float | None:
-        """The error of the prediction: predicted / measured - 1."""
-        if self.predicted is None or self.speedup is None:
-            return None
-        return self.predicted / self.speedup - 1.0
-
-
-@dataclass(frozen=True)
 class ServedGate:
     """The lossless test of a server at one K and temperature, by the texts that it returned.
 
@@ -953,21 +930,6 @@ class UserLatency:
     def queue_grows(self) -> bool:
         """Whether requests arrive faster than the server completes them."""
         return self.behind is not None and self.behind > QUEUE_GROWS
-
-
-@dataclass(frozen=True)
-class OtherK:
-    """A prompt set, or a temperature, that gains more at another K than at the one to serve."""
-
-    temperature: float
-    prompt_set: str  # "all": the whole workload, at a temperature that is not the headline's
-    k: int  # its own fastest K
-    speedup: float
-    served_k: int  # the headline's K; 0 where nothing pays on the whole workload
-    served_speedup: float  # at the served K
-    # ratio_lo, ratio_hi: of speedup / served_speedup over prompts; None with too few of them.
-    ratio_lo: float | None
-    ratio_hi: float | None
 
 
 @dataclass(frozen=True)
@@ -1097,9 +1059,7 @@ class ServedSummary:
     clock: Literal["engine", "cpu"]  # "cpu": processor seconds of the server's process
     started: bool  # whether the run started it; else it attached to a running server
     commands: tuple[ServerCommand, ...] = ()  # that started it; empty where the run attached
-    cells: tuple[ServedCell, ...] = ()
     by_k: tuple[ServedK, ...] = ()
-    other_ks: tuple[OtherK, ...] = ()
     latencies: tuple[UserLatency, ...] = ()  # by temperature, load and K
     gates: tuple[ServedGate, ...] = ()
     costs: tuple[ServedCosts, ...] = ()
@@ -1405,6 +1365,17 @@ class Summary:
     def alone(self) -> tuple[ResultRow, ...]:
         """The rows of results.csv without those of a server under load."""
         return tuple(row for row in self.results if row.concurrency == 1)
+
+    @property
+    def predicted_cells(self) -> tuple[tuple[ResultRow, ResultRow], ...]:
+        """Of `alone` each measured row with K above 0, and the predicted one of its cell."""
+
+        def cell(row: ResultRow) -> tuple[object, ...]:
+            return row.draft, row.prompt_set, row.temperature, row.k
+
+        predicted = {cell(row): row for row in self.alone if row.source == "replayed"}
+        measured = [row for row in self.alone if row.source == "measured" and row.k]
+        return tuple((row, predicted[cell(row)]) for row in measured if cell(row) in predicted)
 
     @property
     def drafts(self) -> tuple[str, ...]:

@@ -63,20 +63,19 @@ REMOVED: dict[str, str] = {
         (
             *("adaptive/*/best_k_per_round", "adaptive/*/flag_oracle"),
             *("served/by_k/*/whole_request_speedup", "served/costs/*start_error_s"),
-            *("served/latencies/*/paired/*", "served/cells/*/own_predicted"),
-            "served/cells/*/replayed_tokens_per_round",
+            "served/latencies/*/paired/*",
         ),
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
-    "served/cells/*/concurrency": "requests of a server run are answered one at a time",
     "served/*/predicted_ratio": "K by load is chosen by it, and no page showed it",
+    "served/cells/*": "measured and predicted rows of results have it",
+    "served/other_ks/*": "likewise, and the answers of each prompt set and temperature",
     "served/structured*": "answers of a server are not checked",
     "*/round_fit*": "a server's csv of rounds is no longer read",
     "round_fit*": "likewise",
     "running/*intervals/*": "counters are scraped twice",
     "running/*restarts": "likewise",
-    "served/cells/*/predicted_from_two_k": "no K is chosen from a line between two",
     **dict.fromkeys(
         (
             "served/load/*/groups/*",

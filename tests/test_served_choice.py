@@ -81,9 +81,7 @@ def test_only_the_chosen_k_is_measured_and_the_others_are_predicted(run: StoredR
     priced = (0, *chosen_of(run).started)
     assert predicted == {(name, each) for name in ("easy", "hard") for each in priced}
     assert summary.served is not None
-    for cell in summary.served.cells:
-        assert (cell.speedup is not None) == (cell.k == k)
-        assert cell.predicted is not None
+    assert {row.k for row, _ in summary.predicted_cells} == {k}
     assert {entry.k for entry in summary.served.by_k} == {k}
     assert {answer.named[1] for answer in summary.answers} == {k}
     assert {answer.source for answer in summary.answers} == {"measured"}

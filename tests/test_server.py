@@ -136,7 +136,7 @@ def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weig
     assert summary.served is not None
     assert summary.served.not_predicted == "no_weights"
     assert [(gate.k, gate.equal_texts, gate.texts) for gate in summary.served.gates] == [(4, 4, 4)]
-    assert {cell.k for cell in summary.served.cells if cell.speedup} == {4}
+    assert {row.k for row in summary.results if row.k and row.speedup} == {4}
     assert sum(trial.drafted or 0 for trial in run.trials) > 0
     assert run.manifest.engine is not None
     lines = [each.line for each in run.manifest.engine.commands if each.k == 4]

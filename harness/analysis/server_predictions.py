@@ -48,7 +48,7 @@ from harness.analysis.verdict import Candidate, Evidence
 from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped, where
 from harness.serving.drafts import looks_up
 from harness.stats.jackknife import Array, Variance, joined, speedup_interval
-from harness.summary import NotPredicted, RoundSummary, ServedCell, ServedCosts, ServedGate
+from harness.summary import NotPredicted, RoundSummary, ServedCosts, ServedGate
 
 
 @dataclass(frozen=True, eq=False)
@@ -413,25 +413,6 @@ def _predicted_cell(server: TimedServer, row: ResultRow) -> _Prediction | None:
     sums = np.stack([before, tokens, after, tokens], axis=1)
     error = speedup_variance(fit.requests, texts.tokens, counts)
     return _Prediction(made, dict(zip(names, sums, strict=True)), error)
-
-
-def served_cells(server: TimedServer, rows: ServedRows) -> Iterator[ServedCell]:
-    """Prediction and measurement of every cell that drafts; of a K that was not, the former."""
-    measured = zip(rows.measured, rows.predicted, strict=True)
-    both = [(row, made) for row, made in measured if row.k and row.speedup is not None]
-    for row, made in (*both, *((None, made) for made in rows.unmeasured)):
-        known = row or made
-        assert known is not None
-        cell = _cell(known)
-        yield ServedCell(
-            prompt_set=cell.prompt_set,
-            temperature=cell.temperature,
-            k=cell.k,
-            speedup=row and row.speedup,
-            tokens_per_round=row and row.tokens_per_round,
-            predicted=made and made.speedup,
-            visits=row and server.texts.visits_lacking(cell),
-        )
 
 
 def _cell(row: ResultRow) -> Cell:

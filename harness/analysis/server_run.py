@@ -28,7 +28,7 @@ from harness.analysis.caveats import of_setup, servers
 from harness.analysis.caveats.prompts import k_at_edge
 from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
 from harness.analysis.caveats.timing import predictions_off
-from harness.analysis.cells import Weights, completed, ratio, telling_rounds
+from harness.analysis.cells import completed, ratio, telling_rounds
 from harness.analysis.device import kv_bytes_per_token, model_bytes
 from harness.analysis.failures import failures
 from harness.analysis.lossless import by_text, distrust
@@ -43,7 +43,6 @@ from harness.analysis.server_predictions import (
     recorded,
     request_rows,
     round_summaries,
-    served_cells,
     served_rows,
     timed_server,
 )
@@ -54,7 +53,7 @@ from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.analysis.waits import Goals, one_by_one, under_load
 from harness.records import GREEDY, Cell, ServingEngine, where
 from harness.serving.engines import OWN, spec_of
-from harness.stats.jackknife import CONFIDENCE, speedup_interval, token_weights
+from harness.stats.jackknife import token_weights
 from harness.stats.two_phase import look_shares
 from harness.summary import (
     AcceptanceByPosition,
@@ -62,7 +61,6 @@ from harness.summary import (
     Caveat,
     Doubt,
     LoadCell,
-    OtherK,
     ServedK,
     ServedMemory,
     ServedSummary,
@@ -73,9 +71,6 @@ from harness.summary import (
     Values,
     Visits,
 )
-
-# What gains more at another K by less than this share is not worth a sentence
-LEAST_GAIN = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +285,6 @@ def served_summary(run: ServedRun, latencies: tuple[UserLatency, ...] = ()) -> S
     if disturbed(server.setup.run.loads, engine.clock) is not None:
         changed |= {each.temperature for each in loads.schedules}
     schedules = [each for each in loads.schedules if each.temperature not in changed]
-    cells = sorted(served_cells(server, run.rows), key=lambda c: (c.prompt_set, c.temperature, c.k))
     return ServedSummary(
         engine=engine.name,
         version=engine.version,
@@ -298,9 +292,7 @@ def served_summary(run: ServedRun, latencies: tuple[UserLatency, ...] = ()) -> S
         clock=engine.clock,
         started=engine.started,
         commands=engine.commands,
-        cells=tuple(cells),
         by_k=tuple(_by_k(run)),
-        other_ks=tuple(other_ks(run)),
         latencies=latencies,
         gates=server.gates,
         costs=tuple(recorded(server, *each) for each in server.costs_by_temperature.items()),
@@ -337,55 +329,6 @@ def _by_k(run: ServedRun) -> Iterator[ServedK]:
                 tokens_per_round=ratio(1.0, rounds),
                 round_cost=priced and priced.times.relative(name.k),
             )
-
-
-def other_ks(run: ServedRun) -> Iterator[OtherK]:
-    """The prompt sets and temperatures that gain more at another K than at the headline's.
-
-    A prompt set of the headline's temperature, or the whole workload at another one. Nothing
-    where the headline is undecided, or speculation is in doubt.
-    """
-    server, weights = run.server, run.server.setup.weights
-    first = next(iter(run.answered), None)
-    if first is None or first.workload.decision == "undecided":
-        return
-    served_k = first.workload.k
-    evidence = measured_evidence(server, first.question.evidence.temperature)
-    sets = [name for name in sorted(set(evidence.prompt_sets)) if (weights or {}).get(name, 1)]
-    for name in sets if len(sets) > 1 else ():
-        yield from _other_k(evidence.only([name]), name, served_k, None)
-    for entry in run.answered:
-        if entry is not first and _doubt(server, run.unstable, entry.question) is None:
-            measured = measured_evidence(server, entry.question.evidence.temperature)
-            yield from _other_k(measured, "all", served_k, weights)
-
-
-def _other_k(
-    evidence: Evidence, prompt_set: str, served_k: int, weights: Weights
-) -> Iterator[OtherK]:
-    """The fastest K of some prompts, where it is another and gains more."""
-    timed = {0: evidence.baseline, **{name.k: t for name, t in evidence.candidates.items()}}
-    gains = evidence.speedups(weights).items()
-    speedups = {0: 1.0, **{name.k: speedup for name, speedup in gains}}
-    k = max(speedups, key=lambda each: speedups[each])
-    if served_k not in speedups or speedups[k] < (1.0 + LEAST_GAIN) * speedups[served_k]:
-        return
-    one, other, sets = timed[served_k], timed[k], evidence.prompt_sets
-    # It is the fastest of several by the same requests (Bonferroni)
-    level = 1.0 - (1.0 - CONFIDENCE) / max(1, len(evidence.candidates))
-    interval = speedup_interval(
-        one.seconds, one.tokens, other.seconds, other.tokens, sets, weights, level=level
-    )
-    yield OtherK(
-        temperature=evidence.temperature,
-        prompt_set=prompt_set,
-        k=k,
-        speedup=speedups[k],
-        served_k=served_k,
-        served_speedup=speedups[served_k],
-        ratio_lo=interval and interval.lo,
-        ratio_hi=interval and interval.hi,
-    )
 
 
 def _positions(run: ServedRun) -> Iterator[AcceptanceByPosition]:

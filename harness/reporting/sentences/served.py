@@ -1,4 +1,4 @@
-"""The sentences of a server run: load, other K, prediction errors, losslessness, memory."""
+"""The sentences of a server run: load, prediction errors, losslessness, memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +13,6 @@ from harness.serving.spec import changes
 from harness.summary import (
     Answer,
     LoadCell,
-    OtherK,
     ServedGate,
     ServedMemory,
     ServedSummary,
@@ -120,70 +119,24 @@ def _closest(cells: Sequence[LoadCell], unpaid: Sequence[int], k: int) -> str:
 
 
 def reasons(summary: Summary) -> tuple[str, ...]:
-    """The reasons against other K, the K that were measured, prediction errors, losslessness."""
-    served, shown = summary.served, grid.marked(summary)
+    """The K that were measured, prediction errors, losslessness, and the draft's memory."""
+    served = summary.served
     if served is None:
         return ()
-    why_not = () if shown is None else _why_no_other(served, shown.answer)
     # The memory of toy models decides nothing
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
     started = () if served.servers is None else _servers(served.servers)
     gates = _gates(served, len(summary.text_checks))
-    return (*why_not, *started, *_predictions(served), *gates, *memory)
+    return (*started, *_predictions(summary, served), *gates, *memory)
 
 
-def _why_no_other(served: ServedSummary, answer: Answer) -> Iterator[str]:
-    others = [entry for entry in served.other_ks if entry.served_k == answer.k]
-    for k, entries in grouped(others, lambda entry: entry.k).items():
-        yield _why_not(k, entries, served, answer)
-
-
-def _why_not(k: int, entries: Sequence[OtherK], served: ServedSummary, answer: Answer) -> str:
-    """The prompt sets, or temperatures, that gain more at a K than at the one to serve."""
-    parts = [
-        f"{_whose(entry)} {fmt.speedup(entry.speedup)} {_with(k)},"
-        f" {fmt.speedup(entry.served_speedup)} {_with(entry.served_k)} ({_ratio_to_served(entry)})"
-        for entry in entries
+def _predictions(summary: Summary, served: ServedSummary) -> Iterator[str]:
+    errors = [
+        predicted.speedup / measured.speedup - 1.0
+        for measured, predicted in summary.predicted_cells
+        if measured.speedup and predicted.speedup
     ]
-    start = f"Why not {_named(k)}: {'; '.join(parts)}"
-    by_k = {entry.k: entry.speedup for entry in where(served.by_k, temperature=answer.temperature)}
-    by_k[0] = 1.0
-    if all(entry.prompt_set == "all" for entry in entries) or not {k, answer.k} <= by_k.keys():
-        of = fmt.temperature(answer.temperature)
-        return f"{start}; a server has one K, here that of temperature {of}."
-    return (
-        f"{start}; the workload as a whole takes {_named(answer.k)}:"
-        f" {fmt.speedup(by_k[answer.k])}, {fmt.speedup(by_k[k])} {_with(k)}."
-    )
-
-
-def _whose(entry: OtherK) -> str:
-    if entry.prompt_set == "all":
-        return f"temperature {fmt.temperature(entry.temperature)} gains"
-    return f"{entry.prompt_set} prompts alone gain"
-
-
-def _named(k: int) -> str:
-    return f"K={k}" if k else "plain decoding"
-
-
-def _with(k: int) -> str:
-    return f"at K={k}" if k else "with plain decoding"
-
-
-def _ratio_to_served(entry: OtherK) -> str:
-    """The ratio of a speedup to that at the served K, with its interval."""
-    if entry.ratio_lo is None or entry.ratio_hi is None:
-        return "too few prompts to be sure of it"
-    ratio = entry.speedup / entry.served_speedup
-    unsure = ", not beyond noise" if entry.ratio_lo <= 1.0 else ""
-    return f"{fmt.with_bounds(ratio, entry.ratio_lo, entry.ratio_hi)} times as much{unsure}"
-
-
-def _predictions(served: ServedSummary) -> Iterator[str]:
-    cells = served.cells
-    errors = [cell.error for cell in cells if cell.error is not None]
     if served.not_predicted is not None:
         yield f"No prediction: {NOT_PREDICTED[served.not_predicted]}."
     if errors:
