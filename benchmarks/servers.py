@@ -655,7 +655,6 @@ def _loads(runs: Sequence[Run]) -> Iterator[str]:
         ("requests", lambda _, e: f"{e.low} and more" if e.high is None else f"{e.low}-{e.high}"),
         ("K", lambda _, e: str(e.k)),
         ("tie with", lambda _, e: ", ".join(map(str, e.tied)) or fmt.EMPTY),
-        ("lost to the fastest", lambda _, e: fmt.percent(e.loss)),
     )
     yield from _table("K by load", columns, entries)
 

@@ -982,9 +982,6 @@ class ScheduleEntry:
     # Other K whose difference to it is within the spread of visits; empty: it is the fastest
     tied: tuple[int, ...]
     measured_ratio: float  # throughput / plain decoding's
-    # Throughput that a visit loses, against the fastest K of all visits, with the K that the other
-    # visits choose; None with fewer than two visits
-    loss: float | None
 
 
 @dataclass(frozen=True)

@@ -156,8 +156,8 @@ def _schedule_notes(k_by_load: Mapping[int, int], largest: int) -> Sequence[str]
     if 0 in k_by_load.values():
         notes.append(
             "At K=0 it still runs the draft in each step, which published measurements found 4 to"
-            " 17 % slower; what was measured at K=0 is a server without one, so its throughput and"
-            " loss are not this line's."
+            " 17 % slower; what was measured at K=0 is a server without one, so its throughput is"
+            " not this line's."
         )
     return notes
 

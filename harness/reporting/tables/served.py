@@ -177,7 +177,6 @@ SCHEDULE: tuple[Column[Scheduled], ...] = (
     Column("K", lambda row: row.entry.k, fmt.count),
     Column("tie with", lambda row: row.tied),
     Column("throughput\nratio", lambda row: row.entry.measured_ratio, fmt.speedup),
-    Column("lost to\nthe fastest", lambda row: row.entry.loss, fmt.percent),
 )
 
 
@@ -203,8 +202,7 @@ LOAD_NOTE = (
 CPU_NOTE = "tok/s and ratios are by processor time, at a rate of requests by the clock."
 SCHEDULE_NOTE = (
     "K: by tokens per round of replay / R(K, B), what an iteration took under that load. tie with:"
-    " within the spread of visits. lost to the fastest: throughput that a visit loses with the K"
-    " that all other visits choose."
+    " within the spread of visits."
 )
 VARIED_NOTE = (
     "Servers whose K changes while they serve, measured under load next to plain decoding; nothing"
