@@ -346,8 +346,6 @@ class PlannedServer:
     prompts: int = 0
     tokens: float = 0.0  # that a request returns, the mean
     lossy: tuple[int, ...] = ()  # K that change what is generated
-    # Whether neighbouring slots alone share a pass; None where that is not known
-    separate_passes: bool | None = False
     prompts_priced: bool = True  # whether it is known what a prompt's length costs
     disturbed: float | None = None  # processors that other work kept busy, where they were many
     largest_rate: float | None = None  # of its loads; None where it has none at a rate
