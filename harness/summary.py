@@ -415,11 +415,6 @@ class AcceptanceByPosition:
     source: Source  # "measured" (the loop) or "replayed"
     shares: tuple[float, ...]  # entry j - 1 for position j
 
-    @property
-    def non_increasing(self) -> tuple[float, ...]:
-        """The shares made non-increasing, as a server's synthetic acceptance needs them."""
-        return tuple(min(self.shares[: index + 1]) for index in range(len(self.shares)))
-
 
 @dataclass(frozen=True)
 class CategoryAlpha:
