@@ -915,7 +915,6 @@ class UserLatency:
     first_token: Percentiles | None = None
     per_token: Percentiles | None = None
     request: Percentiles | None = None
-    visits: Visits | None = None  # None where no visit is lacking
     # Where requests arrive at random: the share that met the run's goals (None without goals), and
     # the time that the server took beyond the last arrival / the time of the arrivals
     within_goals: float | None = None

@@ -731,28 +731,6 @@ def test_a_k_that_lacks_few_visits_is_partial_and_still_chosen_from(
     )
 
 
-def test_waits_say_in_how_many_visits_a_k_was_timed(
-    stored: StoredRun,
-) -> None:
-    # Every K died after two visits, in which whatever precedes the decoding took ten times as long
-    run = visited(stored, 0.0, 0)
-    before_s = {visit: 1.0 if visit < 2 else 0.1 for visit in range(40)}
-    kept = tuple(
-        replace(t, user_s=before_s[t.repetition] + 0.01, user_decode_s=0.01)
-        for t in run.trials
-        if not t.k or t.repetition < 2
-    )
-    made = analyse(with_engine(first_position=1, clock="engine")(replace(run, trials=kept)))
-    assert made.served is not None
-    rows = {row.k: row for row in made.served.latencies}
-    assert {k: row.visits for k, row in rows.items()} == {
-        0: None,
-        **dict.fromkeys((1, 2, 4), Visits(2, 40)),
-    }
-    assert rows[0].request is not None
-    assert rows[0].request.p50 == pytest.approx(0.11)
-
-
 @pytest.mark.parametrize("temperature", sample([0.0, 1.0], 1.0))
 def test_where_no_k_has_all_visits_the_answer_says_on_how_many_it_rests(
     stored: StoredRun, temperature: float

@@ -353,16 +353,9 @@ def _latencies(run: ServedRun) -> tuple[UserLatency, ...]:
     engine, weights, config = texts.engine, request_weights(setup), setup.run.config
     tpot_ms, ttft_ms = config.get("tpot_ms"), config.get("ttft_ms")
     goals = Goals(tpot_ms and tpot_ms / 1e3, ttft_ms and ttft_ms / 1e3)
-    loaded = {(c.temperature, c.concurrency, c.k): c.visits for c in run.loads.cells}
+    loads = where(setup.run.loads, varying="")
     alone = one_by_one(texts.trials, engine, weights)
-    loads = under_load(where(setup.run.loads, varying=""), engine, weights, goals)
-    return (
-        *(replace(row, visits=fewest_visits(texts, row.temperature, row.k)) for row in alone),
-        *(
-            replace(row, visits=loaded.get((row.temperature, row.concurrency, row.k)))
-            for row in loads
-        ),
-    )
+    return (*alone, *under_load(loads, engine, weights, goals))
 
 
 def _servers(server: TimedServer) -> StartedServers | None:

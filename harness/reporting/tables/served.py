@@ -73,11 +73,11 @@ class Loaded(NamedTuple):
         alone = self.cell is None and self.of.concurrency == 1
         return None if alone else self.of.concurrency
 
-    @property
-    def visits(self) -> str | None:
-        """The visits as "2 of 3"; None where none is lacking."""
-        visits = self.of.visits
-        return visits and f"{visits.timed} of {visits.asked}"
+
+def _visits(cell: LoadCell | None) -> str | None:
+    """The visits of a load as "2 of 3"; None where none is lacking."""
+    visits = cell and cell.visits
+    return visits and f"{visits.timed} of {visits.asked}"
 
 
 def _percentile(quantity: Quantity, name: Percentile) -> Column[Loaded]:
@@ -106,7 +106,7 @@ LOADS: tuple[Column[Loaded], ...] = (
         definition="queue grows",
     ),
     Column("slots", lambda row: row.cell and row.cell.slots, fmt.count),
-    Column("visits", lambda row: row.visits),
+    Column("visits", lambda row: _visits(row.cell)),
 )
 
 
@@ -148,7 +148,7 @@ VARIED: tuple[Column[Varied], ...] = (
     Column("its\nratio", lambda row: row.fixed and row.fixed.throughput_ratio, fmt.speedup),
     Column("tokens/round\nmeasured", lambda row: row.cell.tokens_per_round, fmt.decimal),
     Column("spread", lambda row: row.cell.spread, fmt.percent),
-    Column("visits", lambda row: Loaded(row.cell, None).visits),
+    Column("visits", lambda row: _visits(row.cell)),
 )
 
 
