@@ -807,19 +807,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class RunCompared:
-    """The command, draft and engine of a run that is compared."""
-
-    name: str  # of its folder
-    command: str
-    draft: str | None
-    engine: str  # a name of `engine=`; "own" is the harness's loop
-    version: str | None  # of the engine
-    seed: int | None
-    weights: Mapping[str, float] = field(default_factory=dict[str, float])  # empty: equal weights
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Runs compared with the first of them."""
 
@@ -828,7 +815,6 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     caveats: tuple[Caveat, ...]  # most important first
     differences: tuple[Difference, ...]
-    every: tuple[RunCompared, ...] = ()  # the reference first
 
     @property
     def names(self) -> tuple[str, ...]:

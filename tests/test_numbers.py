@@ -47,7 +47,8 @@ REMOVED: dict[str, str] = {
     **dict.fromkeys(
         (
             *("comparison/*/source", "comparison/caveats/code=plain_moved*"),
-            *("comparison/engines/*", "comparison/caveats/code=machine_changed*"),
+            *("comparison/engines/*", "comparison/every/*"),
+            "comparison/caveats/code=machine_changed*",
         ),
         "runs are compared pair by pair alone",
     ),

@@ -57,7 +57,6 @@ from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import analyse_pair
 from harness.records import Trial, UserError, grouped
-from harness.serving.engines import OWN
 from harness.stats.jackknife import Estimate, exponential, holm, workload_ratio
 from harness.storage import StoredRun
 from harness.storage.contents import flattened
@@ -70,7 +69,6 @@ from harness.summary import (
     Comparison,
     ComparisonRow,
     Difference,
-    RunCompared,
     Value,
     Values,
 )
@@ -117,17 +115,6 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
         rows=tuple(rows),
         caveats=tuple(caveats),
         differences=_differences(runs),
-        every=tuple(
-            RunCompared(
-                name,
-                setup.command,
-                setup.draft or None,
-                *engine_of(setup),
-                setup.seed,
-                setup.weights or {},
-            )
-            for name, setup in zip(names, setups, strict=True)
-        ),
     )
 
 
@@ -452,14 +439,6 @@ def _named_values(entries: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
 
 
 # ---- what each run measured ----
-
-
-def engine_of(setup: Setup) -> tuple[str, str | None]:
-    """Which engine a run measured, and its version; our own loop has none."""
-    engine = setup.engine
-    if engine is None or engine.name == OWN.name:
-        return OWN.name, None
-    return engine.name, engine.version
 
 
 def timed_trials(setup: Setup) -> list[Trial]:

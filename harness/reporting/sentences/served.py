@@ -12,7 +12,6 @@ from harness.serving.engines import OWN
 from harness.serving.spec import changes
 from harness.summary import (
     Answer,
-    LoadCell,
     ServedGate,
     ServedMemory,
     ServedSummary,
@@ -77,8 +76,7 @@ def load(served: ServedSummary) -> str:
 def under_load(served: ServedSummary, answer: Answer) -> str:
     """The K to serve by concurrency, where loads were timed; "" for the harness's loop.
 
-    "Under load (timed: 1, 2 and 8 requests side by side): K=4 for 1, no draft for 2 to 8; among
-    K > 0 the fastest there is K=1 (0.67x at 2, 0.85x at 8)."
+    "Under load (timed: 1, 2 and 8 requests side by side): K=4 for 1, no draft for 2 to 8."
     """
     temperature = answer.temperature
     if served.engine == OWN.name:
@@ -95,27 +93,9 @@ def under_load(served: ServedSummary, answer: Answer) -> str:
         f"{f'K={k}' if k else 'no draft'} for {low if low == end else f'{low} to {end}'}"
         for (low, k), end in zip(lows.items(), ends, strict=True)
     ]
-    unpaid = [entry.concurrency for entry in schedule.entries if entry.k == 0]
     cells = where(served.load, temperature=temperature)
     timed = _listed([str(each) for each in sorted({c.concurrency for c in cells if c.concurrency})])
-    closest = _closest(cells, unpaid, answer.named[1])
-    return f"Under load (timed: {timed} requests side by side): {', '.join(parts)}{closest}."
-
-
-def _closest(cells: Sequence[LoadCell], unpaid: Sequence[int], k: int) -> str:
-    """The fastest K above 0 at the loads at which none pays; "" where it is `k` at every load."""
-    best: list[LoadCell] = []
-    for concurrency in unpaid:
-        drafted = [cell for cell in where(cells, concurrency=concurrency) if cell.k]
-        known = [cell for cell in drafted if cell.throughput_ratio is not None]
-        best += [max(known, key=lambda cell: cell.throughput_ratio or 0.0)] if known else []
-    if all(cell.k == k for cell in best):
-        return ""
-    parts = [
-        f"K={of} ({', '.join(f'{fmt.speedup(c.throughput_ratio)} at {c.concurrency}' for c in at)})"
-        for of, at in grouped(best, lambda cell: cell.k).items()
-    ]
-    return f"; among K > 0 the fastest there is {_listed(parts)}"
+    return f"Under load (timed: {timed} requests side by side): {', '.join(parts)}."
 
 
 def reasons(summary: Summary) -> tuple[str, ...]:

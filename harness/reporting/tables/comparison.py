@@ -1,20 +1,9 @@
-"""Tables of compared runs: the runs, the cells, and the settings that differ."""
+"""Tables of compared runs: the cells, and the settings that differ."""
 
 from harness import formatting as fmt
 from harness.reporting.tables.specification import Column, Table, table
-from harness.serving.engines import spec_of
-from harness.summary import ComparisonRow, Difference, RunCompared, Summary
+from harness.summary import ComparisonRow, Difference, Summary
 
-RUNS: tuple[Column[RunCompared], ...] = (
-    Column("run", lambda run: run.name, key=True, flexible=True),
-    Column("command", lambda run: run.command),
-    Column("draft", lambda run: run.draft, flexible=True),
-    Column("engine", lambda run: spec_of(run.engine).title),
-    Column("version", lambda run: run.version, flexible=True),
-    Column("seed", lambda run: str(run.seed)),
-    Column("prompt sets\nweigh", lambda run: _weights(run), flexible=True),
-)
-RUNS_NOTE = "{} is the reference: its weights of prompt sets are used for every run here."
 COLUMNS: tuple[Column[ComparisonRow], ...] = (
     Column("prompt set", lambda row: row.prompt_set, key=True),
     Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),
@@ -32,7 +21,7 @@ COLUMNS: tuple[Column[ComparisonRow], ...] = (
 RATIO_NOTE = (
     "speedup ratio: speedup of the run / speedup of the reference; below 1 the run gains less."
     " alpha difference: run - reference. Both are over the prompts that both runs have, each prompt"
-    " paired with itself."
+    " paired with itself; prompt sets weigh as in the reference."
 )
 HOLM_NOTE = (
     "p, Holm: the chance of a difference as large as this if there were none, adjusted for the"
@@ -41,13 +30,11 @@ HOLM_NOTE = (
 
 
 def comparison_tables(summary: Summary) -> list[Table]:
-    """The runs, the cells of each compared run, and the settings that differ."""
+    """The cells of each compared run, and the settings that differ."""
     compared = summary.comparison
     if compared is None:
         return []
-    weighted = any(run.weights for run in compared.every)
-    runs_notes = (RUNS_NOTE.format(compared.reference),) if weighted else ()
-    made = [table("The runs", RUNS, compared.every, notes=runs_notes)]
+    made: list[Table] = []
     for run in compared.runs:
         rows = [row for row in compared.rows if row.run == run.name]
         notes = (RATIO_NOTE, HOLM_NOTE) if run.cells else (RATIO_NOTE,)
@@ -62,12 +49,8 @@ def comparison_tables(summary: Summary) -> list[Table]:
     return [*made, table("Settings that differ", columns, compared.differences)]
 
 
-def _weights(run: RunCompared) -> str:
-    return ", ".join(f"{name} {share:g}" for name, share in run.weights.items()) or "equally"
-
-
 def brief_tables(summary: Summary) -> list[Table]:
-    """The runs, and the whole workload at every K above 0."""
+    """The whole workload at every K above 0."""
     compared = summary.comparison
     if compared is None:
         return []
@@ -76,4 +59,4 @@ def brief_tables(summary: Summary) -> list[Table]:
     if len(compared.runs) > 1:
         of_cells.insert(0, Column("run", lambda row: row.run, key=True, flexible=True))
     title = f"Whole workload, against {compared.reference}"
-    return [table("The runs", RUNS, compared.every), table(title, of_cells, cells)]
+    return [table(title, of_cells, cells)]
