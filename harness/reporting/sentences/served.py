@@ -6,7 +6,7 @@ import numpy as np
 
 from harness import formatting as fmt
 from harness.analysis.caveats.texts import differences
-from harness.records import first, grouped, where
+from harness.records import first, where
 from harness.reporting import grid
 from harness.serving.engines import OWN
 from harness.serving.spec import changes
@@ -158,7 +158,7 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
     if greedy:
         equal, texts = sum(g.equal_texts or 0 for g in greedy), sum(g.texts for g in greedy)
         failed = [gate for gate in greedy if gate.lossless is False]
-        which = f"; not lossless: {_ks(failed)}" if failed else ""
+        which = f"; not lossless: {_listed([f'K={gate.k}' for gate in failed])}" if failed else ""
         tied, differing = (
             sum(getattr(gate, name) or 0 for gate in greedy)
             for name in ("tied_texts", "differing_texts")
@@ -173,11 +173,9 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
             f" decoding's{visits}{apart}{_rounds(greedy)}{which}."
         )
     sampled = [gate for gate in served.gates if gate.text_z is not None]
-    for gates in grouped(sampled, lambda gate: gate.temperature).values():
-        if all(gate.lossless for gate in gates):
-            continue
-        yield _not_all_lossless(gates)
-        sampled = [gate for gate in sampled if gate not in gates]
+    # Where one is not lossless a caution names it
+    failing = {gate.temperature for gate in sampled if not gate.lossless}
+    sampled = [gate for gate in sampled if gate.temperature not in failing]
     text = [abs(gate.text_z) for gate in sampled if gate.text_z is not None]
     if text:
         rounds = [abs(gate.rounds_z) for gate in sampled if gate.rounds_z is not None]
@@ -188,29 +186,6 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
             f" {', '.join(parts)})"
             f"{_rounds(sampled)}."
         )
-
-
-def _not_all_lossless(gates: Sequence[ServedGate]) -> str:
-    """The K at one temperature by the result of the lossless test, where not all passed."""
-    results = (
-        (False, "do not follow the target's distribution"),
-        (True, "follow it"),
-        (None, "cannot be judged where plain decoding's do not"),
-    )
-    parts: list[str] = []
-    for result, words in results:
-        those = [gate for gate in gates if gate.lossless is result]
-        if those:  # with the largest z of the test that judged them
-            sizes = [abs(g.plain_z if g.plain_z is not None else g.text_z or 0.0) for g in those]
-            far = "" if result is None else f" (|z| up to {max(sizes):.1f})"
-            parts.append(f"those of {_ks(those)} {words}{far}")
-    temperature = fmt.temperature(gates[0].temperature)
-    return f"Sampled texts at temperature {temperature}: {'; '.join(parts)}."
-
-
-def _ks(gates: Sequence[ServedGate]) -> str:
-    """The K of the gates, as "plain decoding, K=1 and K=2"."""
-    return _listed(["plain decoding" if gate.k == 0 else f"K={gate.k}" for gate in gates])
 
 
 def _rounds(gates: Sequence[ServedGate]) -> str:
