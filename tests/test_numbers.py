@@ -68,6 +68,7 @@ REMOVED: dict[str, str] = {
         ),
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),
+    "*/reason_values/measured": "a verdict from given numbers is of no server's own speedup",
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/*/predicted_ratio": "K by load is chosen by it, and no page showed it",
     "served/cells/*": "measured and predicted rows of results have it",
