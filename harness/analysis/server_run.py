@@ -12,7 +12,7 @@ above 0 no prediction: replay is of lossless sampling.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -60,7 +60,6 @@ from harness.summary import (
     Answer,
     Caveat,
     Doubt,
-    LoadCell,
     ServedK,
     ServedMemory,
     ServedSummary,
@@ -192,14 +191,10 @@ def fewest_visits(texts: ServedTexts, temperature: float, k: int) -> Visits | No
 
 def _answered_ks(texts: ServedTexts, temperature: float) -> list[int]:
     """The K that an answer chooses from: those with enough visits."""
-    return _enough(
-        {k: fewest_visits(texts, temperature, k) for k in texts.ks_at(temperature)}, texts
-    )
-
-
-def _enough(lacking: Mapping[int, Visits | None], texts: ServedTexts) -> list[int]:
-    every = texts.visits_asked or 0
-    timed = {k: every if visits is None else visits.timed for k, visits in lacking.items()}
+    every, timed = texts.visits_asked or 0, dict[int, int]()
+    for k in texts.ks_at(temperature):
+        lacking = fewest_visits(texts, temperature, k)
+        timed[k] = every if lacking is None else lacking.timed
     return sorted(with_enough_visits(timed))
 
 
@@ -413,7 +408,7 @@ def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Cavea
     yield from servers.draft_served_in_other_dtype.of(texts.engine, scored)
     yield from servers.server_asked_less.of(setup)
     lacking = [
-        servers.FewerVisits(temperature, k, visits, k in _answered_ks(texts, temperature))
+        (temperature, k, visits)
         for temperature in texts.temperatures
         for k in texts.ks_at(temperature)
         if (visits := fewest_visits(texts, temperature, k)) is not None
@@ -422,18 +417,10 @@ def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Cavea
     yield from servers.loads_disturbed.of(disturbed(setup.run.loads, texts.engine.clock))
     yield from servers.server_queues.of(texts.engine, run.loads.cells)
     yield from servers.rate_beyond_capacity.of(latencies)
-    cells = run.loads.cells
     lacking = [
-        servers.FewerVisits(
-            cell.temperature, cell.k, cell.visits, _may_be_named(texts, cells, cell)
-        )
-        for cell in cells
+        (cell.temperature, cell.k, cell.visits)
+        for cell in run.loads.cells
         if cell.visits is not None
     ]
     yield from servers.server_visits_lacking.of(lacking, load=True)
     yield from predictions_off.of(run.rows.errors)
-
-
-def _may_be_named(texts: ServedTexts, cells: Sequence[LoadCell], cell: LoadCell) -> bool:
-    at = where(cells, temperature=cell.temperature, concurrency=cell.concurrency)
-    return not cell.k or cell.k in _enough({c.k: c.visits for c in at if c.k}, texts)
