@@ -948,7 +948,6 @@ class LoadCell:
     # wait in a queue. None where all fit, or the server does not report it.
     slots: int | None = None
     varying: Varying = ""  # how K changed while the server served; `k` is then the largest
-    tokens_per_round: float | None = None  # of a server whose K changed, if it counts every round
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ UNFILLED = {
     "comparison.COLUMNS status": "a comparison with a cell that did not complete",
     "served.LOADS visits": "a server that ended before the last visit",
     "served.LOADS slots": "a server that decodes fewer requests at a time than are sent",
-    "served.VARIED": "a server whose K changes",
+    "served.LOADS K by": "a server whose K changes",
     "served.GATES ties": "a server whose texts differ",
     "served.GATES real differences": "a server whose texts differ",
     **{

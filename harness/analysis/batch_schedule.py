@@ -224,7 +224,7 @@ def analyse_loads(
         for row in over_groups(compared, set_of):  # the halves of a set together
             if row.concurrency > 1:  # the requests that were sent one at a time have that row
                 rows.append(_result_row(row, loads, engine, asked))
-    varying = varying_cells(full, counting, asked, weights)
+    varying = varying_cells(full, asked, weights)
     return LoadResults(tuple(cells), tuple(schedules), tuple(rows), tuple(varying))
 
 
@@ -242,10 +242,7 @@ def disturbed(timings: Sequence[LoadTiming], clock: ServerClock) -> float | None
 
 
 def varying_cells(
-    timings: Sequence[LoadTiming],
-    counting: Counting | None,
-    asked: int | None,
-    weights: Weights,
+    timings: Sequence[LoadTiming], asked: int | None, weights: Weights
 ) -> Iterator[LoadCell]:
     """Servers whose K changed, each held against plain decoding under the same loads.
 
@@ -262,18 +259,7 @@ def varying_cells(
         compared = throughputs(closed_loads(made))
         for cell in load_cells(made, compared, asked, weights):
             if cell.k:
-                at = {"concurrency": cell.concurrency, "rate": cell.rate, "varying": varying}
-                emitted = _emitted_per_round(where(made, **at), counting)
-                yield replace(cell, varying=varying, tokens_per_round=emitted)
-
-
-def _emitted_per_round(loads: Sequence[LoadTiming], counting: Counting | None) -> float | None:
-    """Tokens of a round; None where a request's rounds are not known."""
-    rounds = [each for load in loads for each in load.rounds]
-    if counting is None or None in rounds or not any(rounds):
-        return None
-    returned = [max(each - counting.first_position, 0) for load in loads for each in load.returned]
-    return sum(returned) / sum(each or 0 for each in rounds)
+                yield replace(cell, varying=varying)
 
 
 @dataclass(frozen=True, eq=False)

@@ -99,7 +99,7 @@ PAGES: Mapping[str, Page] = {
             sweep.cells_table,
             served.gates_table,
             served.schedule_table,
-            served.load_tables,
+            served.load_table,
             served.waits_table,
             leaderboard.prompt_set_table,
         ),
