@@ -48,7 +48,10 @@ REMOVED: dict[str, str] = {
         (
             *("comparison/*/source", "comparison/caveats/code=plain_moved*"),
             *("comparison/engines/*", "comparison/every/*"),
-            "comparison/caveats/code=machine_changed*",
+            *(
+                f"comparison/caveats/code={code}*"
+                for code in ("machine_changed", "different_devices")
+            ),
         ),
         "runs are compared pair by pair alone",
     ),

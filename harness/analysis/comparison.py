@@ -32,7 +32,6 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from harness.analysis.caveats.comparisons import (
-    different_devices,
     incomplete_run,
     other_prompts,
     speedups_not_compared,
@@ -158,7 +157,7 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[Caveat]]:
     blank = ComparisonRow(reference, name, *drafts, prompt_set=None, temperature=None, k=0)
     unlike = [*_unlike(pair)]
     shared = _shared_generations(pair)
-    caveats = [*_unfinished(pair), *_devices(pair), *unlike, *_shared_prompts(pair)]
+    caveats = [*_unfinished(pair), *unlike, *_shared_prompts(pair)]
     rows = _measured_rows(pair, shared, blank)
     cells: set[tuple[float | None, int]] = set()  # at which a server changes what is generated
     for name, setup in zip(pair.names, pair.setups, strict=True):
@@ -357,15 +356,6 @@ def deciding(
 def _unfinished(pair: _Pair) -> Iterator[Caveat]:
     for name, run in zip(pair.names, pair.runs, strict=True):
         yield from incomplete_run.of(run, name)
-
-
-def _devices(pair: _Pair) -> Iterator[Caveat]:
-    devices: list[str] = []
-    for environment in (setup.environment for setup in pair.setups):
-        name = environment.device_name or environment.cpu
-        kind = environment.device or "an unknown device"
-        devices.append(f"{kind} ({name})" if name else "an unknown device")
-    yield from different_devices.of(pair.names, (devices[0], devices[1]))
 
 
 def _unlike(pair: _Pair) -> Iterator[Caveat]:

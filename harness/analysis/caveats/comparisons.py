@@ -23,22 +23,6 @@ def incomplete_run(run: StoredRun, name: str) -> Iterator[Values]:
         yield {"run": name, "failed": run.manifest.status == "failed"}
 
 
-@caveat(
-    "caution",
-    "DIFFERENT DEVICES: {reference_run} ran on {reference_device}, {run} on {device}; times per"
-    " token say how the devices differ. Speedups are each against their own baseline",
-)
-def different_devices(names: Names, devices: tuple[str, str]) -> Iterator[Values]:
-    """Which device each ran on."""
-    if devices[0] != devices[1]:
-        yield {
-            "reference_run": names[0],
-            "reference_device": devices[0],
-            "run": names[1],
-            "device": devices[1],
-        }
-
-
 # By the reason that a run has no verdict, or what differs between the runs
 _NOT_COMPARED: Mapping[str, str] = {
     "greedy_texts_differ": "{run}'s greedy texts are not plain decoding's",
