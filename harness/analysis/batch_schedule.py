@@ -278,6 +278,11 @@ class Throughput:
     by_visit: Mapping[int, Array]  # measured in each visit that timed both
 
     @property
+    def tokens_per_second(self) -> float:
+        """Of all requests together."""
+        return float(self.tokens / self.seconds[0])
+
+    @property
     def measured(self) -> float:
         """Throughput / plain decoding's."""
         return float(self.seconds[1] / self.seconds[0])
@@ -423,7 +428,7 @@ def load_cells(
         if total is not None:
             cell = replace(
                 cell,
-                tokens_per_second=total.tokens / total.seconds[0],
+                tokens_per_second=total.tokens_per_second,
                 throughput_ratio=total.measured,
                 spread=spread(total.by_visit.values()),
                 visits=few_visits(len(total.by_visit), asked),
@@ -531,10 +536,10 @@ def _result_row(
         prompts=len({text for part in parts for text in part.timings[0].texts}),
         new_tokens=round(sum(part.tokens for part in parts)),
         rounds=None if None in rounds else sum(each or 0.0 for each in rounds),
-        ms_per_token=1e3 * row.concurrency * row.seconds[0] / row.tokens,
+        ms_per_token=1e3 * row.concurrency / row.tokens_per_second,
         ms_per_token_p50=float(np.percentile(user_ms, 50)),
         ms_per_token_p90=float(np.percentile(user_ms, 90)),
-        tokens_per_second=row.tokens / row.seconds[0],
+        tokens_per_second=row.tokens_per_second,
         speedup=row.measured,
         engine=engine,
         concurrency=row.concurrency,
