@@ -94,6 +94,8 @@ REMOVED = {
     "prompts.tools": "write each prompt's tools into its entry, as docs/prompts.md has it",
     "together": "arrivals=FILE takes the bursts of a log",
     "training_log": "nothing takes its place; audition the head, which measures what is accepted",
+    "tpot_ms": "a plan meets a goal, python -m harness.plan run=SERVER_RUN rate=... tpot_ms=...",
+    "ttft_ms": "a plan meets a goal, python -m harness.plan run=SERVER_RUN rate=... ttft_ms=...",
     "watch": "the counters of a server are scraped twice; call report metrics= again later",
 }
 # Of a word that Hydra cannot parse: what to type instead

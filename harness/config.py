@@ -919,10 +919,6 @@ class ServerConfig(PairConfig):
         distinct=True,
         example="[2,5]",
     )
-    tpot_ms: float | None = key(
-        None, "with rate: a goal, of which the share that meets it is given", above=0
-    )
-    ttft_ms: float | None = key(None, "likewise, until the first token", above=0)
     until: str | None = _until("decided: the best K, of four or more; all: every K, as under load")
     budget_s: float | None = key(
         1800.0,
@@ -1048,11 +1044,6 @@ class ServerConfig(PairConfig):
             )
         if self.url is not None and self.engine == OWN.name:
             raise UserError("url: engine=own decodes in this process; leave it out")
-        for name in ("tpot_ms", "ttft_ms"):
-            if getattr(self, name) is not None and not self.rate:
-                raise UserError(
-                    f"{name}: the goal of requests that arrive at a rate; give rate=[...]"
-                )
         if self.engine == OWN.name and not self.score:
             raise UserError("score=false: engine=own decodes with the weights; leave it out")
         if self.engine == OWN.name and (max(self.concurrency) > 1 or self.rate):

@@ -901,9 +901,8 @@ class UserLatency:
     first_token: Percentiles | None = None
     per_token: Percentiles | None = None
     request: Percentiles | None = None
-    # Where requests arrive at random: the share that met the run's goals (None without goals), and
-    # the time that the server took beyond the last arrival / the time of the arrivals
-    within_goals: float | None = None
+    # Where requests arrive at random: the time that the server took beyond the last arrival / the
+    # time of the arrivals
     behind: float | None = None
 
     @property

@@ -27,7 +27,7 @@ from harness.analysis.batch_schedule import (
     spread,
     throughputs,
 )
-from harness.analysis.waits import Goals, under_load
+from harness.analysis.waits import under_load
 from harness.cli import compose
 from harness.commands.run_lifecycle import create, load_prompts
 from harness.commands.server_loads import measure_loads
@@ -959,28 +959,20 @@ def test_a_server_that_cannot_keep_up_with_a_rate_is_told_by_what_is_left_when_n
         arrived(waiting.tolist(), due_s), rate=None, concurrency=4, due_s=(), sent_s=()
     )
     (row,) = under_load([closed], ENGINE, None)
-    assert (row.behind, row.queue_grows, row.within_goals) == (None, False, None)
+    assert (row.behind, row.queue_grows) == (None, False)
 
 
-def test_goodput_counts_requests_from_when_they_were_due():
+def test_waits_at_a_rate_are_from_when_each_request_was_due():
     timing = arrived([1.2, 1.3, 1.4, 1.5], [1.0, 2.0, 3.0, 4.0])
     # After 0.1 s in the client the first token comes 0.3 to 0.6 s after it was due; 0.1 s each
-    for goals, expected in (
-        (Goals(first_token_s=0.45), 0.5),
-        (Goals(per_token_s=0.2), 1.0),
-        (Goals(per_token_s=0.05, first_token_s=9.0), 0.0),
-        (Goals(), None),
-    ):
-        (row,) = under_load([timing], ENGINE, None, goals)
-        assert row.within_goals == expected
-    # One that ends with its first token waits for no other
-    short = replace(timing, returned=(1, 11, 11, 11), user_decode_s=(0.0, 1.0, 1.0, 1.0))
-    (row,) = under_load([short], ENGINE, None, Goals(per_token_s=0.05))
-    assert row.within_goals == 0.25
-    assert [*under_load([timing], ENGINE, {"easy": 0.0}, Goals(per_token_s=0.2))] == []
+    (row,) = under_load([timing], ENGINE, None)
+    assert row.first_token is not None
+    assert row.per_token is not None
+    assert (row.first_token.p50, row.per_token.p50) == pytest.approx((0.4, 0.1))
+    assert [*under_load([timing], ENGINE, {"easy": 0.0})] == []
     unknown = replace(timing, user_decode_s=(None,) * 4)
-    (row,) = under_load([unknown], ENGINE, None, Goals(first_token_s=1.0))
-    assert row.within_goals is None
+    (row,) = under_load([unknown], ENGINE, None)
+    assert row.first_token is None
 
 
 def test_a_small_load_is_no_longer_than_it_needs_to_be():

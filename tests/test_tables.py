@@ -73,7 +73,7 @@ UNFILLED = {
     },
     **{
         f"served.LOADS {name}": "a server that is sent requests at a rate"
-        for name in ("requests per second", "queue", "within goals")
+        for name in ("requests per second", "queue")
     },
 }
 # Parts of a summary that no run here has, likewise

@@ -51,7 +51,7 @@ RUNS = {
     ),
     "server_load": (
         *("server", "engine=llamacpp", *SERVED, "k=[1,2]", "temperature=[0.0]", "repetitions=2"),
-        *("concurrency=[1,4]", "rate=[40]", "tpot_ms=10", "ttft_ms=50"),
+        *("concurrency=[1,4]", "rate=[40]"),
     ),
     "server_decided": (
         *("server", "engine=llamacpp", *SERVED, "k=[1,2,4,6]", "temperature=[0.0]"),

@@ -50,7 +50,7 @@ from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup, request_weights, run_facts, shares_of_sets
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
-from harness.analysis.waits import Goals, one_by_one, under_load
+from harness.analysis.waits import one_by_one, under_load
 from harness.records import GREEDY, Cell, ServingEngine, where
 from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import token_weights
@@ -345,12 +345,10 @@ def _positions(run: ServedRun) -> Iterator[AcceptanceByPosition]:
 def _latencies(run: ServedRun) -> tuple[UserLatency, ...]:
     """Waits of users, of requests sent one by one and of loads."""
     texts, setup = run.server.texts, run.server.setup
-    engine, weights, config = texts.engine, request_weights(setup), setup.run.config
-    tpot_ms, ttft_ms = config.get("tpot_ms"), config.get("ttft_ms")
-    goals = Goals(tpot_ms and tpot_ms / 1e3, ttft_ms and ttft_ms / 1e3)
+    engine, weights = texts.engine, request_weights(setup)
     loads = where(setup.run.loads, varying="")
     alone = one_by_one(texts.trials, engine, weights)
-    return (*alone, *under_load(loads, engine, weights, goals))
+    return (*alone, *under_load(loads, engine, weights))
 
 
 def _servers(server: TimedServer) -> StartedServers | None:

@@ -104,7 +104,6 @@ LOADS: tuple[Column[Loaded], ...] = (
     Column("spread", lambda row: row.cell and row.cell.spread, fmt.percent),
     Column("requests", lambda row: row.waits and row.waits.requests, fmt.count),
     *(_percentile(quantity, name) for quantity in QUANTITIES for name in ("p50", "p95")),
-    Column("within\ngoals", lambda row: row.waits and row.waits.within_goals, fmt.percent),
     Column(
         "queue",
         lambda row: "grows" if row.waits and row.waits.queue_grows else None,
