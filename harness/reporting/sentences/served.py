@@ -7,7 +7,6 @@ import numpy as np
 from harness import formatting as fmt
 from harness.analysis.caveats.texts import differences
 from harness.records import first, where
-from harness.reporting import grid
 from harness.serving.engines import OWN
 from harness.serving.spec import changes
 from harness.summary import (
@@ -45,26 +44,6 @@ NOT_PREDICTED = {
         " length, or other work disturbed them"
     ),
 }
-
-
-def contrast(summary: Summary, shown: grid.Marked) -> str:
-    """The K that loses most, where another one is served.
-
-    "K=4 loses here (0.68x): a round costs 4.1 plain tokens and emits 2.8."
-    """
-    entries = summary.served.by_k if summary.served else ()
-    at = where(entries, temperature=shown.row.temperature)
-    losing = [entry for entry in at if entry.speedup < 1.0]
-    if not losing or not shown.answer.speculates:
-        return ""
-    worst = min(losing, key=lambda entry: entry.speedup)
-    loses = f"K={worst.k} loses here ({fmt.speedup(worst.speedup)})"
-    if worst.round_cost is None or worst.tokens_per_round is None:
-        return f"{loses}."
-    return (
-        f"{loses}: a round costs {worst.round_cost:.1f} plain tokens and emits"
-        f" {worst.tokens_per_round:.1f}."
-    )
 
 
 def load(served: ServedSummary) -> str:

@@ -42,8 +42,7 @@ def of_answers(summary: Summary) -> tuple[str, ...]:
     synthetic = summary.run.synthetic
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
     if summary.served is not None:
-        loaded = served.under_load(summary.served, shown.answer)
-        more = [served.contrast(summary, shown), loaded]
+        more = [served.under_load(summary.served, shown.answer)]
     else:
         more = [SYNTHETIC_ONLY] if synthetic else []
         more += [_no_engine(summary, shown), _other_engine(summary, shown)]
