@@ -936,9 +936,7 @@ class LoadCell:
     k: int
     concurrency: int | None  # requests side by side; None under Poisson arrivals
     rate: float | None  # arrivals per second; None in a closed loop
-    requests: int
     tokens_per_second: float  # of all requests together
-    ms_per_token: float  # of one user: the median of request seconds / tokens
     # throughput_ratio: to plain decoding under the same load; spread: between visits, relative.
     throughput_ratio: float | None = None
     spread: float | None = None

@@ -882,7 +882,7 @@ def test_a_printed_schedule_comes_with_the_command_that_measures_its_server():
     config = compose("server", shlex.split(snippet.measure)[3:])
     assert config.schedule == [[1, 4, 4], [5, 16, 2]]
     # Once it was measured the command is gone, as where an engine keeps one K
-    cell = LoadCell(0.0, 4, 4, None, 8, 100.0, 1.0, 1.4, varying="schedule")
+    cell = LoadCell(0.0, 4, 4, None, 100.0, 1.4, varying="schedule")
     for other in (replace(served, varying=(cell,)), replace(served, engine="llamacpp")):
         (snippet,) = schedule_snippets(Summary(run, served=other))
         assert snippet.measure == ""

@@ -75,6 +75,10 @@ REMOVED: dict[str, str] = {
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/*/predicted_ratio": "K by load is chosen by it, and no page showed it",
     "served/cells/*": "measured and predicted rows of results have it",
+    **dict.fromkeys(
+        ("served/load/*/requests", "served/load/*/ms_per_token"),
+        "waits under the same load have it",
+    ),
     "served/latencies/*/within_goals": "percentiles are next to a goal, and plans meet one",
     "served/latencies/*/visits/*": "a caution names the K that lack visits",
     "served/schedules/*/loss": "the K that tie with the named one have the spread of visits",

@@ -412,16 +412,13 @@ def load_cells(
     cells: list[LoadCell] = []
     for made in by_load(timings):
         first, at = made[0], (made[0].concurrency or 0, made[0].k)
-        user_s = np.concatenate([each.user_s for each in made])
-        tokens = np.concatenate([each.returned for each in made])
+        tokens = sum(sum(each.returned) for each in made)
         cell = LoadCell(
             temperature=first.temperature,
             k=first.k,
             concurrency=first.concurrency,
             rate=first.rate,
-            requests=len(user_s),
-            tokens_per_second=float(tokens.sum()) / sum(each.seconds for each in made),
-            ms_per_token=1e3 * float(np.median(user_s / tokens)),
+            tokens_per_second=tokens / sum(each.seconds for each in made),
             slots=slots.get(at[0]),
         )
         total = totals.get(at)
