@@ -341,11 +341,8 @@ def _decided(overrides: Sequence[str]) -> tuple[Decided, StoredRun]:
     assert summary.served is not None
     assert summary.served.servers is not None
     servers = summary.served.servers.number
-    by_k = (
-        f"K={each.k} {fmt.speedup(each.speedup)} with a round of {fmt.decimal(each.round_cost)}"
-        for each in summary.served.by_k
-    )
-    effort = f", {servers} speculating servers, {seconds:.0f} s; {', '.join(by_k)} plain tokens"
+    by_k = (f"K={each.k} {fmt.speedup(each.speedup)}" for each in summary.served.by_k)
+    effort = f", {servers} speculating servers, {seconds:.0f} s; {', '.join(by_k)}"
     return Decided(f"until={run.config['until']}", _answer(run), servers, effort), run
 
 

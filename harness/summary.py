@@ -976,7 +976,6 @@ class ServedK:
     k: int
     speedup: float
     tokens_per_round: float | None
-    round_cost: float | None  # R(K) / R(0): the cost of a round in plain tokens
 
 
 NotPredicted = Literal[

@@ -66,7 +66,8 @@ REMOVED: dict[str, str] = {
     **dict.fromkeys(
         (
             *("adaptive/*/best_k_per_round", "adaptive/*/flag_oracle"),
-            *("served/by_k/*/whole_request_speedup", "served/costs/*start_error_s"),
+            *("served/by_k/*/whole_request_speedup", "served/by_k/*/round_cost"),
+            "served/costs/*start_error_s",
             "served/latencies/*/paired/*",
         ),
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",

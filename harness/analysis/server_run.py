@@ -308,7 +308,7 @@ def _by_k(run: ServedRun) -> Iterator[ServedK]:
         temperature = entry.question.evidence.temperature
         if entry.question.source != "measured":
             continue
-        evidence, costs = measured_evidence(server, temperature), server.costs(temperature)
+        evidence = measured_evidence(server, temperature)
         for name, speedup in evidence.speedups(weights).items():
             done = where(completed(server.texts.settled), k=name.k, temperature=temperature)
             done = [trial for trial in telling_rounds(done) if trial.rounds]
@@ -316,14 +316,7 @@ def _by_k(run: ServedRun) -> Iterator[ServedK]:
             sets = [trial.prompt_set for trial in done]
             factors = token_weights(sets, tokens, weights) if done else tokens
             rounds = float(factors @ np.array([trial.rounds or 0.0 for trial in done]))
-            priced = costs if costs and costs.times.covers(name.k) else None
-            yield ServedK(
-                temperature=temperature,
-                k=name.k,
-                speedup=speedup,
-                tokens_per_round=ratio(1.0, rounds),
-                round_cost=priced and priced.times.relative(name.k),
-            )
+            yield ServedK(temperature, name.k, speedup, ratio(1.0, rounds))
 
 
 def _positions(run: ServedRun) -> Iterator[AcceptanceByPosition]:
