@@ -251,7 +251,7 @@ def commands(asked: argparse.Namespace, made: Path) -> Iterator[tuple[str, str, 
         yield (
             f"{title}, {'every K' if asked.every_k else 'by defaults'}",
             "server",
-            ([*pair, *grid, "own_loop=false"] if asked.every_k else pair),
+            ([*pair, *grid] if asked.every_k else pair),
         )
         return
     name = Path(asked.target).stem

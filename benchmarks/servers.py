@@ -48,6 +48,7 @@ otherwise. No page.
 
 import argparse
 import json
+import math
 import platform
 import shutil
 import subprocess
@@ -69,7 +70,7 @@ from harness.commands.tasks import PROMPTS_OF_EVERY_K
 from harness.config import ModelConf
 from harness.models import embedded
 from harness.models.load import load as load_model
-from harness.records import GREEDY, MachineLoad, Trial, grouped, where
+from harness.records import GREEDY, MachineLoad, ResultRow, Trial, grouped, where
 from harness.serving.engines import spec_of
 from harness.storage import StoredRun, load
 from harness.storage.manifest import ChosenK, ServedKs
@@ -99,18 +100,18 @@ COMMON = (
     "new_tokens=96",
     "until=all",
 )
-ONCE = ("temperature=[0]", "repetitions=1", "own_loop=false")
-SAMPLED = ("temperature=[1]", "repetitions=3", "own_loop=false")
+ONCE = ("temperature=[0]", "repetitions=1")
+SAMPLED = ("temperature=[1]", "repetitions=3")
 CLOCKS = ("engine", "cpu")
 # What prices an audition, then what its two drafts are held against: temperature 0, at every K
-PRICED = ("temperature=[0]", "own_loop=false")
+PRICED = ("temperature=[0]",)
 AUDITIONED = ("tiny_good", "tiny_good", "tiny_small")
 # The target's feed-forward width with --wide; the shipped one's is 256
 WIDE = 2560
 # With equal weights K = 1 of hard prompts and K = 2 of easy ones nearly tie on it
 WIDE_WEIGHTS = "prompts.weights={easy: 3, hard: 1}"
 # One K against all: of the shipped pair at temperature 0
-DECIDED = ("draft=tiny_good", "temperature=[0]", "own_loop=false")
+DECIDED = ("draft=tiny_good", "temperature=[0]")
 DECIDED_PROMPTS, DECIDED_VISITS, WIDE_VISITS = 8, 8, 3
 # Drafts that are no models, at temperature 0
 KINDS = (
@@ -200,7 +201,7 @@ def main() -> None:
     shared = [*COMMON, f"repetitions={visits}", f"results_root={asked.results}", *limit]
     if asked.clocks:
         for clock in CLOCKS:
-            folder = _measured([*shared, *RUNS[0], "own_loop=false", f"clock={clock}"])
+            folder = _measured([*shared, *RUNS[0], f"clock={clock}"])
             print("\n".join(_missed_by(_read(folder, True))))
         return
     if asked.kinds:
@@ -340,11 +341,8 @@ def _decided(overrides: Sequence[str]) -> tuple[Decided, StoredRun]:
     assert summary.served is not None
     assert summary.served.servers is not None
     servers = summary.served.servers.number
-    by_k = (
-        f"K={each.k} {fmt.speedup(each.speedup)} with a round of {fmt.decimal(each.round_cost)}"
-        for each in summary.served.by_k
-    )
-    effort = f", {servers} speculating servers, {seconds:.0f} s; {', '.join(by_k)} plain tokens"
+    by_k = (f"K={each.k} {fmt.speedup(each.speedup)}" for each in summary.served.by_k)
+    effort = f", {servers} speculating servers, {seconds:.0f} s; {', '.join(by_k)}"
     return Decided(f"until={run.config['until']}", _answer(run), servers, effort), run
 
 
@@ -418,7 +416,7 @@ def _audited(prices: Path, measured: Sequence[Path], results: str) -> Iterator[s
     yield f"prices: {price.pair}, {prices.name}; predictions: {outcome.folder.name}"
     for run in runs:
         errors: list[float] = []
-        for cell in run.served.cells:
+        for cell, _ in run.summary.predicted_cells:
             row = predicted[run.summary.run.draft, cell.prompt_set, cell.temperature, cell.k]
             assert row.speedup is not None
             assert cell.speedup is not None
@@ -450,7 +448,11 @@ def _missed_by(run: Run) -> Iterator[str]:
         if source == "measured" and measured_ms and predicted_ms:
             error = fmt.signed_percent(predicted_ms / measured_ms - 1.0)
             yield f"{clock}: plain cost of {prompt_set} {error}"
-    errors = [abs(cell.error) for cell in run.served.cells if cell.error is not None]
+    errors = [
+        abs((predicted.speedup or 0.0) / cell.speedup - 1.0)
+        for cell, predicted in run.summary.predicted_cells
+        if cell.speedup
+    ]
     if errors:
         yield (
             f"{clock}: prediction error median {fmt.percent(np.median(errors))}, largest"
@@ -563,22 +565,27 @@ def _speedups(runs: Sequence[Run]) -> Iterator[str]:
     rows = [
         (run, cell)
         for run in runs
-        for cell in run.served.cells
-        if cell.temperature == GREEDY and cell.error is not None and run.timed
+        for cell in run.summary.predicted_cells
+        if cell[0].temperature == GREEDY and run.timed
     ]
+
+    def error(cell: tuple[ResultRow, ResultRow]) -> float:
+        measured, predicted = cell
+        return (predicted.speedup or 0.0) / (measured.speedup or math.nan) - 1.0
+
     columns: Columns = (
         ("engine, clock", lambda run, _: f"{run.engine}, {run.served.clock}"),
         ("pair", lambda run, _: run.pair),
-        ("prompts", lambda _, cell: cell.prompt_set),
-        ("K", lambda _, cell: str(cell.k)),
-        ("tokens per round", lambda _, cell: fmt.decimal(cell.tokens_per_round)),
-        ("measured", lambda _, cell: f"{cell.speedup:.3f}x"),
-        ("predicted", lambda _, cell: f"{cell.predicted:.3f}x"),
-        ("error", lambda _, cell: fmt.signed_percent(cell.error)),
+        ("prompts", lambda _, cell: cell[0].prompt_set),
+        ("K", lambda _, cell: str(cell[0].k)),
+        ("tokens per round", lambda _, cell: fmt.decimal(cell[0].tokens_per_round)),
+        ("measured", lambda _, cell: f"{cell[0].speedup:.3f}x"),
+        ("predicted", lambda _, cell: f"{cell[1].speedup:.3f}x"),
+        ("error", lambda _, cell: fmt.signed_percent(error(cell))),
     )
     yield from _table("Speedups at temperature 0", columns, rows)
     for engine in dict.fromkeys(run.engine for run, _ in rows):
-        errors = [abs(cell.error or 0.0) for run, cell in rows if run.engine == engine]
+        errors = [abs(error(cell)) for run, cell in rows if run.engine == engine]
         yield (
             f"{engine}: median error {100 * np.median(errors):.1f} %, largest"
             f" {100 * max(errors):.1f} % over {len(errors)} cells.  "
@@ -645,7 +652,6 @@ def _loads(runs: Sequence[Run]) -> Iterator[str]:
         ("requests", lambda _, e: f"{e.low} and more" if e.high is None else f"{e.low}-{e.high}"),
         ("K", lambda _, e: str(e.k)),
         ("tie with", lambda _, e: ", ".join(map(str, e.tied)) or fmt.EMPTY),
-        ("lost to the fastest", lambda _, e: fmt.percent(e.loss)),
     )
     yield from _table("K by load", columns, entries)
 

@@ -44,7 +44,7 @@ K, REQUESTS, REPEATS, MANY = 3, 6000, 3, 100_000
 # Of the measured server: its target's feed-forward width, K, and shares of the least capacity
 WIDTH, KS, SHARES = 5120, (0, 2, 4), (0.3, 0.6, 0.9)
 MEASURED = (
-    *("threads=1", "temperature=[0]", "own_loop=false", "until=all", "clock=engine"),
+    *("threads=1", "temperature=[0]", "until=all", "clock=engine"),
     *("draft=tiny_good", "k=[2,4]", "new_tokens=48", "repetitions=1"),
     *("prompts.limit=16", "concurrency=[1,2,4]"),
 )

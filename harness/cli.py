@@ -68,6 +68,8 @@ HELP = {"--help", "-h"}
 MOST_CHARACTERS = 300
 # Keys that there were, and names of a group as `draft=NAME`: what does their work now
 REMOVED = {
+    "acceptance_from": "acceptance_by_position= takes a benchmark's shares by position",
+    "baseline_from": "target_ms= takes a benchmark's time per token, mean_tpot_ms in vLLM's",
     "confidences_from": "a plan is for no draft, one K, and K by load, which read no confidences",
     "decode.acceptance_from": "decode.acceptance= takes a run's acceptance by position",
     "draft=ngram_cache": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
@@ -78,10 +80,12 @@ REMOVED = {
     "interval_s": "the counters of a server are scraped twice, a minute apart",
     "kv_type": 'flags=["--cache-type-k","f32","--cache-type-v","f32"] sets it in llama.cpp',
     "kv_unified": 'flags=["--no-kv-unified"] gives each slot of llama.cpp a cache of its own',
+    "latency_from": "a server run is priced by its own requests; an audition and a sweep take it",
     "linear": "the iid model takes an alpha, and acceptance_rate= a measured rate",
     "log": "python -m harness.server url=[PLAIN,SPECULATIVE] measures what a server's rounds cost",
     "lookup": "one kind of draft is measured at a time, draft=ngram_simple say",
     "losses": "nothing takes its place; report run= says which draft and K pay",
+    "own_loop": "python -m harness.sweep times the harness's loop; report runs=[A,B] compares",
     "port": "servers listen on free ports; url= names servers that run",
     "prompts.answer_tokens": "answers to earlier turns have new_tokens= at most",
     "prompts.reasoning_end": "nothing takes its place; answers of a server are not checked",
@@ -90,6 +94,8 @@ REMOVED = {
     "prompts.tools": "write each prompt's tools into its entry, as docs/prompts.md has it",
     "together": "arrivals=FILE takes the bursts of a log",
     "training_log": "nothing takes its place; audition the head, which measures what is accepted",
+    "tpot_ms": "a plan meets a goal, python -m harness.plan run=SERVER_RUN rate=... tpot_ms=...",
+    "ttft_ms": "a plan meets a goal, python -m harness.plan run=SERVER_RUN rate=... ttft_ms=...",
     "watch": "the counters of a server are scraped twice; call report metrics= again later",
 }
 # Of a word that Hydra cannot parse: what to type instead

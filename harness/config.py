@@ -919,10 +919,6 @@ class ServerConfig(PairConfig):
         distinct=True,
         example="[2,5]",
     )
-    tpot_ms: float | None = key(
-        None, "with rate: a goal, of which the share that meets it is given", above=0
-    )
-    ttft_ms: float | None = key(None, "likewise, until the first token", above=0)
     until: str | None = _until("decided: the best K, of four or more; all: every K, as under load")
     budget_s: float | None = key(
         1800.0,
@@ -936,10 +932,6 @@ class ServerConfig(PairConfig):
         choices=("engine", "cpu"),
     )
     score: bool = key(True, "whether both models are loaded, for replay; else a tokenizer")
-    own_loop: bool = key(False, "whether the harness's loop is timed too, to compare with")
-    latency_from: str | None = key(
-        None, "a run whose round times of the harness's loop are used for it"
-    )
     servers: Any = key(
         "auto",
         "servers that run at a time; auto: all that fit the memory",
@@ -1052,11 +1044,6 @@ class ServerConfig(PairConfig):
             )
         if self.url is not None and self.engine == OWN.name:
             raise UserError("url: engine=own decodes in this process; leave it out")
-        for name in ("tpot_ms", "ttft_ms"):
-            if getattr(self, name) is not None and not self.rate:
-                raise UserError(
-                    f"{name}: the goal of requests that arrive at a rate; give rate=[...]"
-                )
         if self.engine == OWN.name and not self.score:
             raise UserError("score=false: engine=own decodes with the weights; leave it out")
         if self.engine == OWN.name and (max(self.concurrency) > 1 or self.rate):
@@ -1250,10 +1237,6 @@ class BreakevenConfig(CommandConfig):
     acceptance_by_position: list[float] | None = key(
         None, "measured share of rounds that kept at least j tokens", example="[0.7,0.5]"
     )
-    acceptance_from: str | None = key(
-        None, "acceptance from a file of `vllm bench serve --save-result`"
-    )
-    baseline_from: str | None = key(None, "target_ms from such a file without speculation")
     latency_from: str | None = key(None, "a run whose step and round times are used")
 
 
@@ -1312,9 +1295,6 @@ class ReportConfig(CommandConfig):
     metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")
     api_key_env: str | None = _api_key_env()
     latency_from: str | None = key(None, "with metrics: a run whose round times price every K")
-    draft_ms: float | None = key(None, "with metrics: one step of the draft, milliseconds")
-    target_ms: float | None = key(None, "with metrics: one step of the target, milliseconds")
-    verify_ms: list[float] | None = key(None, "with metrics: entry i: the target over i positions")
     k: list[int] | None = key(
         None, "with records: K of each file, 0 for plain; null: as they say", least=0
     )

@@ -57,7 +57,7 @@ VerdictReason = Literal[
     "server_not_lossless",
     # The timings cannot be right: k, prompt_set, speedup of the worst cell; clock: of a server
     "impossible_speedup",
-    "given_numbers",  # break-even; k, measured (by a server), alpha, breakeven_alpha, near
+    "given_numbers",  # break-even; k, alpha, breakeven_alpha, near
     "not_timed",  # the engine's rounds were not timed; draft, k
     "nothing_accepted",  # does_not_pay
 ]
@@ -414,11 +414,6 @@ class AcceptanceByPosition:
     k: int
     source: Source  # "measured" (the loop) or "replayed"
     shares: tuple[float, ...]  # entry j - 1 for position j
-
-    @property
-    def non_increasing(self) -> tuple[float, ...]:
-        """The shares made non-increasing, as a server's synthetic acceptance needs them."""
-        return tuple(min(self.shares[: index + 1]) for index in range(len(self.shares)))
 
 
 @dataclass(frozen=True)
@@ -812,38 +807,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class EngineRow:
-    """The measured speedup of one engine at one K, over prompts of every set of its run."""
-
-    run: str  # name of its folder
-    engine: str  # a name of `engine=`; "own" is the harness's loop
-    version: str | None
-    draft: str
-    temperature: float
-    k: int
-    concurrency: int  # requests side by side
-    # Over the same engine's plain decoding; with several requests a ratio of throughputs
-    speedup: float | None
-    speedup_lo: float | None = None
-    speedup_hi: float | None = None
-    lossless: bool = True  # False where its speculation failed the lossless test
-    prompts: int | None = None  # timed without a draft and at this K; None under load
-
-
-@dataclass(frozen=True)
-class RunCompared:
-    """The command, draft and engine of a run that is compared."""
-
-    name: str  # of its folder
-    command: str
-    draft: str | None
-    engine: str  # a name of `engine=`; "own" is the harness's loop
-    version: str | None  # of the engine
-    seed: int | None
-    weights: Mapping[str, float] = field(default_factory=dict[str, float])  # empty: equal weights
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Runs compared with the first of them."""
 
@@ -852,8 +815,6 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     caveats: tuple[Caveat, ...]  # most important first
     differences: tuple[Difference, ...]
-    engines: tuple[EngineRow, ...] = ()  # where one of the runs is a server run
-    every: tuple[RunCompared, ...] = ()  # the reference first
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -864,29 +825,6 @@ class Comparison:
     def failed(self) -> bool:
         """Whether a run's speedup fell below the threshold."""
         return any(run.outcome == "fail" for run in self.runs)
-
-
-@dataclass(frozen=True)
-class ServedCell:
-    """One cell of a server, measured and predicted."""
-
-    prompt_set: str
-    temperature: float
-    k: int
-    # Measured: plain decoding's seconds per token / this K's, on the run's clock; None where the
-    # cell was only predicted, since another K was chosen to be measured
-    speedup: float | None
-    tokens_per_round: float | None  # counted by the server; None where it counts no rounds
-    # From replayed tokens per round and this engine's round times, fitted without this cell
-    predicted: float | None = None
-    visits: Visits | None = None  # None where no visit is lacking
-
-    @property
-    def error(self) -> float | None:
-        """The error of the prediction: predicted / measured - 1."""
-        if self.predicted is None or self.speedup is None:
-            return None
-        return self.predicted / self.speedup - 1.0
 
 
 @dataclass(frozen=True)
@@ -963,31 +901,14 @@ class UserLatency:
     first_token: Percentiles | None = None
     per_token: Percentiles | None = None
     request: Percentiles | None = None
-    visits: Visits | None = None  # None where no visit is lacking
-    # Where requests arrive at random: the share that met the run's goals (None without goals), and
-    # the time that the server took beyond the last arrival / the time of the arrivals
-    within_goals: float | None = None
+    # Where requests arrive at random: the time that the server took beyond the last arrival / the
+    # time of the arrivals
     behind: float | None = None
 
     @property
     def queue_grows(self) -> bool:
         """Whether requests arrive faster than the server completes them."""
         return self.behind is not None and self.behind > QUEUE_GROWS
-
-
-@dataclass(frozen=True)
-class OtherK:
-    """A prompt set, or a temperature, that gains more at another K than at the one to serve."""
-
-    temperature: float
-    prompt_set: str  # "all": the whole workload, at a temperature that is not the headline's
-    k: int  # its own fastest K
-    speedup: float
-    served_k: int  # the headline's K; 0 where nothing pays on the whole workload
-    served_speedup: float  # at the served K
-    # ratio_lo, ratio_hi: of speedup / served_speedup over prompts; None with too few of them.
-    ratio_lo: float | None
-    ratio_hi: float | None
 
 
 @dataclass(frozen=True)
@@ -1015,20 +936,15 @@ class LoadCell:
     k: int
     concurrency: int | None  # requests side by side; None under Poisson arrivals
     rate: float | None  # arrivals per second; None in a closed loop
-    requests: int
     tokens_per_second: float  # of all requests together
-    ms_per_token: float  # of one user: the median of request seconds / tokens
-    # throughput_ratio: to plain decoding under the same load; predicted_ratio: with the tokens per
-    # round of replay; spread: between visits, relative.
+    # throughput_ratio: to plain decoding under the same load; spread: between visits, relative.
     throughput_ratio: float | None = None
-    predicted_ratio: float | None = None
     spread: float | None = None
     visits: Visits | None = None  # None where no visit is lacking
     # Requests that the server decodes side by side, where these are fewer than the load: the others
     # wait in a queue. None where all fit, or the server does not report it.
     slots: int | None = None
     varying: Varying = ""  # how K changed while the server served; `k` is then the largest
-    tokens_per_round: float | None = None  # of a server whose K changed, if it counts every round
 
 
 @dataclass(frozen=True)
@@ -1038,15 +954,10 @@ class ScheduleEntry:
     low: int
     high: int | None  # None: and above
     concurrency: int  # the measured concurrency, the highest in the range
-    k: int  # the fastest, by `predicted_ratio` where it is known; 0 for plain decoding
+    k: int  # the fastest, with the tokens per round of replay where they are known; 0: plain
     # Other K whose difference to it is within the spread of visits; empty: it is the fastest
     tied: tuple[int, ...]
-    # Throughput / plain decoding's, with the tokens per round of replay, and as measured
-    predicted_ratio: float | None
-    measured_ratio: float
-    # Throughput that a visit loses, against the fastest K of all visits, with the K that the other
-    # visits choose; None with fewer than two visits
-    loss: float | None
+    measured_ratio: float  # throughput / plain decoding's
 
 
 @dataclass(frozen=True)
@@ -1065,7 +976,6 @@ class ServedK:
     k: int
     speedup: float
     tokens_per_round: float | None
-    round_cost: float | None  # R(K) / R(0): the cost of a round in plain tokens
 
 
 NotPredicted = Literal[
@@ -1121,9 +1031,7 @@ class ServedSummary:
     clock: Literal["engine", "cpu"]  # "cpu": processor seconds of the server's process
     started: bool  # whether the run started it; else it attached to a running server
     commands: tuple[ServerCommand, ...] = ()  # that started it; empty where the run attached
-    cells: tuple[ServedCell, ...] = ()
     by_k: tuple[ServedK, ...] = ()
-    other_ks: tuple[OtherK, ...] = ()
     latencies: tuple[UserLatency, ...] = ()  # by temperature, load and K
     gates: tuple[ServedGate, ...] = ()
     costs: tuple[ServedCosts, ...] = ()
@@ -1355,8 +1263,6 @@ class Summary:
     speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha
     rules_of_thumb: tuple[RuleOfThumb, ...] = ()
     from_acceptance: tuple[ResultRow, ...] = ()  # rows of `results` from a given acceptance
-    # By K, as a server measured its own speedups; where there are any, the verdict is of these
-    server_speedups: dict[int, float] = field(default_factory=dict[int, float])
     # Server
     served: ServedSummary | None = None
     # Report of a running server's counters
@@ -1429,6 +1335,17 @@ class Summary:
     def alone(self) -> tuple[ResultRow, ...]:
         """The rows of results.csv without those of a server under load."""
         return tuple(row for row in self.results if row.concurrency == 1)
+
+    @property
+    def predicted_cells(self) -> tuple[tuple[ResultRow, ResultRow], ...]:
+        """Of `alone` each measured row with K above 0, and the predicted one of its cell."""
+
+        def cell(row: ResultRow) -> tuple[object, ...]:
+            return row.draft, row.prompt_set, row.temperature, row.k
+
+        predicted = {cell(row): row for row in self.alone if row.source == "replayed"}
+        measured = [row for row in self.alone if row.source == "measured" and row.k]
+        return tuple((row, predicted[cell(row)]) for row in measured if cell(row) in predicted)
 
     @property
     def drafts(self) -> tuple[str, ...]:

@@ -314,7 +314,7 @@ def assert_llamacpp_drafts_as_replayed(tiny: LoadedModel, root: Path, *draft: st
     words = (*draft, f"draft.gguf={file}")
     run = ran(
         *("server", root, "engine=llamacpp", *words, "k=[4]", "temperature=0", "repetitions=1"),
-        *("prompts.limit=2", "new_tokens=24", "threads=1", "own_loop=false"),
+        *("prompts.limit=2", "new_tokens=24", "threads=1"),
         EXACT_FLAGS,
     )
     served = analyse(run).served

@@ -192,7 +192,6 @@ def test_a_command_prints_each_problem_on_a_line_of_its_own(
     ("command", "words", "says"),
     [
         ("profile", "contexts=[16,1023]", "1023 tokens with K + 1 = 2 more are beyond the 1,024"),
-        ("server", "engine=own latency_from={folder}", "not a run folder"),
         ("server", "engine=own draft=tiny_eagle3 backend=cuda_graphs", "use backend=eager"),
         ("server", "score=false prompts.files={turns}", "max_turns=1"),
         ("audition", f"{TEXTS_FROM} temperature=0.7", "a server tells log-probabilities"),

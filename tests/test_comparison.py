@@ -14,8 +14,7 @@ import pytest
 from runs import FROZEN, analysed
 
 from harness.analysis import comparison
-from harness.analysis.comparison import compare, deciding, engine_rows
-from harness.analysis.setup import Setup
+from harness.analysis.comparison import compare, deciding
 from harness.commands import report
 from harness.commands.run_lifecycle import Outcome
 from harness.config import ReportConfig
@@ -98,21 +97,6 @@ def test_pairing_by_prompt_makes_a_small_loss_visible() -> None:
     )
     assert alone is not None
     assert alone.hi / alone.lo > 1.1, "unpaired, the prompts' own scatter would hide it"
-
-
-def test_an_engine_gained_what_prompts_of_every_set_gained_whatever_each_repeated() -> None:
-    """A sweep that ends with its verdicts repeats prompts of one set more than of another."""
-    again = [replace(t, repetition=9) for t in SWEEP.trials if t.prompt_set == "easy"]
-    once, repeated = (
-        [*engine_rows("run", Setup(run), None)]
-        for run in (SWEEP, replace(SWEEP, trials=(*SWEEP.trials, *again)))
-    )
-    assert [row.prompts for row in repeated] == [row.prompts for row in once]
-    for one, two in zip(once, repeated, strict=True):
-        assert two.speedup == pytest.approx(one.speedup), "the same generations twice"
-    easy_alone = [t for t in SWEEP.trials if t.k < 2 or t.prompt_set == "easy"]
-    rows_of_both = engine_rows("run", Setup(replace(SWEEP, trials=tuple(easy_alone))), None)
-    assert {row.k for row in rows_of_both} == {1}, "one set is not the workload"
 
 
 def test_weights_make_the_workload() -> None:
@@ -210,11 +194,8 @@ ELSEWHERE = Manifest.of(nested(SWEEP.manifest.entries, "environment.device", "cu
         (other(), None),
         (other(manifest=SWEEP.manifest.updated(status="failed")), "incomplete_run"),
         (other(manifest=SWEEP.manifest.updated(status="running")), "incomplete_run"),
-        (other(manifest=ELSEWHERE), "different_devices"),
-        (other(slower(1.2)), "machine_changed"),
-        (other(slower(1.02)), None),  # too little to matter
-        (other(slower(1.0, noise=0.03)), None),  # it may be chance
-        (other(slower(1.0, noise=0.3), manifest=ELSEWHERE), "different_devices"),
+        (other(manifest=ELSEWHERE), None),  # it is the first of the settings that differ
+        (other(slower(1.2)), None),  # speedups are each against their own baseline
         (other(manifest=DUMMY), "speedups_not_compared"),
         (other(manifest=SWEEP.manifest.updated(prompts_sha256="other")), "other_prompts"),
         (other(trials=SWEEP.trials[:64]), "other_prompts"),

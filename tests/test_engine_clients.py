@@ -810,7 +810,7 @@ def test_the_share_of_the_card_is_read_when_the_server_starts(
     folder = create(config, "server")
     file = program_of(engine, tmp_path, monkeypatch)
     roles = [Role(0), Role(2)]
-    with started(folder, work, adapter_of(config), roles, slots=1):
+    with started(folder, work, roles, slots=1):
         arguments, _ = json.loads(file.read_text())
     flag = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}[engine]
     noted = load_run(folder.path).manifest.server_memory
@@ -839,17 +839,17 @@ def test_the_commands_of_a_run_have_the_share_that_each_server_was_started_with(
     words = [f"engine={engine}", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
     config = compose("server", [*words, "concurrency=[1,4]", f"results_root={tmp_path}"])
     work = open_workload(config, load_prompts(config))
-    folder, adapter = create(config, "server"), adapter_of(config)
+    folder = create(config, "server")
     file = program_of(engine, tmp_path, monkeypatch)
     flag = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}[engine]
     shares: dict[tuple[int, int], str] = {}
     for slots in (1, 4):
         for k in (0, 2):
-            with started(folder, work, adapter, [Role(k)], slots=slots) as servers:
+            with started(folder, work, [Role(k)], slots=slots) as servers:
                 arguments, _ = json.loads(file.read_text())
                 shares[k, slots] = arguments[arguments.index(flag) + 1]
                 if slots == 1:
-                    note_engine(folder, work, adapter, servers[Role(k)])
+                    note_engine(folder, work, servers[Role(k)])
     assert len({*shares.values()}) == 4
     noted = Setup(load_run(folder.path)).engine
     assert noted is not None
@@ -889,7 +889,7 @@ def test_the_fullest_of_the_cards_that_a_server_uses_decides(
     work = open_workload(config, load_prompts(config))
     folder = create(config, "server")
     program_of("vllm", tmp_path, monkeypatch)
-    with started(folder, work, adapter_of(config), [Role(0)], slots=1):
+    with started(folder, work, [Role(0)], slots=1):
         pass
     assert asked == [*range(read)]
     (noted,) = load_run(folder.path).manifest.server_memory
@@ -915,14 +915,13 @@ def test_a_card_too_full_for_a_pair_is_one_line_before_any_server_is_started(
     with pytest.raises(
         UserError, match=rf"engine={engine} at k=2: .* needed.* GB of 24 GB"
     ) as line:
-        measure(create(config, "server"), work, adapter_of(config))
+        measure(create(config, "server"), work)
     assert "\n" not in str(line.value)
     # Others may fill it once a run has begun: then it costs the servers that have no room any more
     left: list[Role] = []
     with started(
         create(config, "server"),
         work,
-        adapter_of(config),
         [Role(0), Role(2)],
         slots=2,
         left_out=lambda role, _: not left.append(role),

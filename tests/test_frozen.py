@@ -10,7 +10,7 @@ import pytest
 from runs import FROZEN, analysed
 
 from harness.analysis import analyse
-from harness.records import OWN_LOOP, RULES, first, where
+from harness.records import RULES, where
 from harness.storage import StoredRun, load
 from harness.summary import from_json, to_json
 
@@ -82,23 +82,6 @@ def test_what_rounds_of_a_server_emit_and_accept_is_of_the_weighted_workload() -
             assert cell.throughput_ratio == pytest.approx(row.speedup)
     assert emitted["hard"] < emitted["both"] < emitted["easy"]
     assert accepted["hard"] < accepted["both"] < accepted["easy"]
-
-
-def test_our_own_loops_answer_in_a_server_run_has_the_error_of_its_round_times() -> None:
-    run = load(FROZEN / "server")
-    scattered = tuple(
-        replace(each, seconds=each.seconds * (1.5 ** (each.visit % 2 - 0.5) if each.k else 1.0))
-        for each in run.own_rounds
-    )
-
-    def width(run: StoredRun) -> float:
-        own = first(analyse(run).answers, engine=OWN_LOOP, temperature=0.0, prompt_set="all")
-        assert own is not None
-        assert own.speedup_lo is not None
-        assert own.speedup_hi is not None
-        return math.log(own.speedup_hi / own.speedup_lo)
-
-    assert width(replace(run, own_rounds=scattered)) > 1.5 * width(run)
 
 
 def interrupted(run: StoredRun, trials: int, traces: int) -> StoredRun:

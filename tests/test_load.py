@@ -19,20 +19,19 @@ from harness.analysis.batch_schedule import (
     Throughput,
     analyse_loads,
     closed_loads,
+    full_loads,
     load_cells,
     over_groups,
     replayed_loads,
     schedule,
     spread,
     throughputs,
-    without_visits,
 )
-from harness.analysis.waits import Goals, under_load
+from harness.analysis.waits import under_load
 from harness.cli import compose
 from harness.commands.run_lifecycle import create, load_prompts
-from harness.commands.server_failures import Failures
 from harness.commands.server_loads import measure_loads
-from harness.commands.server_requests import open_workload
+from harness.commands.server_requests import Failures, open_workload
 from harness.commands.server_start import note_engine
 from harness.commands.tasks import varying_roles
 from harness.decoding.sampling import SamplingParameters
@@ -60,7 +59,7 @@ from harness.measurement.load import (
 from harness.measurement.server_request import ReturnedText
 from harness.records import LoadTiming, ServerCommand, ServingEngine, UserError, where
 from harness.reporting.serving_commands import schedule_snippets
-from harness.reporting.tables.served import load_tables
+from harness.reporting.tables.served import load_table
 from harness.serving.llamacpp import SPEC
 from harness.serving.round_counting import Counting
 from harness.serving.vllm import SPEC as VLLM
@@ -351,6 +350,10 @@ def loads(noise=0.0, visits=3, ks=(1, 2, 4), counting=COUNTING):
     return priced, replays
 
 
+def compared(timings, replays=lambda _: None):
+    return throughputs(closed_loads(full_loads(timings)), replays)
+
+
 def replayed_by(replays, timing):
     replayed = replays(timing)
     assert replayed is not None
@@ -379,14 +382,14 @@ def test_a_predicted_ratio_is_the_replayed_tokens_per_round_over_what_an_iterati
         seconds = rounds * iteration_s(timing.k, timing.concurrency) / timing.concurrency
         timing = timing if told else replace(timing, rounds=(None,) * len(timing.texts))
         priced.append(replace(timing, seconds=seconds))
-    loops = closed_loads(priced, replays)
-    rows = throughputs(loops)
+    loops = closed_loads(full_loads(priced))
+    rows = throughputs(loops, replays)
     assert len(rows) == 2 * 3 * 4
     for row in rows:
         (plain,) = (
             each.timings[0]
             for key, each in loops.items()
-            if each.full and (key.group, key.concurrency, key.k) == (row.group, row.concurrency, 0)
+            if (key.group, key.concurrency, key.k) == (row.group, row.concurrency, 0)
         )
         rounds = replayed_by(replays, replace(plain, k=row.k)).expected
         tokens_per_round = replayed_by(replays, plain).expected / rounds
@@ -401,13 +404,13 @@ def test_sampled_texts_of_other_lengths_are_no_other_throughput():
     timings, replays = loads(visits=4)
     token_s = {0: 5e-3, 1: 4e-3, 2: 3e-3, 4: 6e-3}
     paced = [replace(t, seconds=token_s[t.k] * sum(t.returned)) for t in sampled(timings)]
-    loops = closed_loads(paced, replays)
-    totals = over_groups(throughputs(loops))
+    totals = over_groups(compared(paced, replays))
     assert len(totals) == len(BATCHES) * 4
     for row in totals:
         assert row.measured == pytest.approx(token_s[0] / token_s[row.k])
         assert spread(row.by_visit.values()) == pytest.approx(0.0, abs=1e-9)
-    cells, rows = load_cells(paced, totals), analyse_loads(paced, [], None, None, "llamacpp").rows
+    cells = load_cells(full_loads(paced), totals)
+    rows = analyse_loads(paced, [], None, None, "llamacpp").rows
     assert cells
     for cell in cells:
         assert cell.tokens_per_second == pytest.approx(1 / token_s[cell.k])
@@ -419,14 +422,14 @@ def test_sampled_texts_of_other_lengths_are_no_other_throughput():
 
 def test_greedy_loads_have_the_predicted_ratio_that_was_measured():
     timings, replays = loads()
-    for row in throughputs(closed_loads(timings, replays)):
+    for row in compared(timings, replays):
         assert row.predicted == pytest.approx(row.measured)
 
 
 def test_the_best_k_falls_as_the_load_grows_and_every_entry_is_a_measured_cell():
     timings, replays = loads()
-    totals = over_groups(throughputs(closed_loads(timings, replays)))
-    chosen = schedule(0.0, totals, without_visits(timings, replays))
+    totals = over_groups(compared(timings, replays))
+    chosen = schedule(0.0, totals)
     assert [(entry.low, entry.high) for entry in chosen.entries] == [(1, 1), (2, 2), (3, None)]
     ks = [entry.k for entry in chosen.entries]
     assert ks == sorted(ks, reverse=True)
@@ -435,9 +438,8 @@ def test_the_best_k_falls_as_the_load_grows_and_every_entry_is_a_measured_cell()
         measured = {r.k: r.measured for r in totals if r.concurrency == entry.concurrency}
         assert entry.measured_ratio == measured[entry.k]
         assert measured[entry.k] == pytest.approx(max(measured.values()), rel=0.01)
-        assert entry.loss == pytest.approx(0.0, abs=0.01)
         assert not entry.tied
-    cells = load_cells(timings, totals)
+    cells = load_cells(full_loads(timings), totals)
     assert [(cell.concurrency, cell.k) for cell in cells] == [
         (batch, k) for batch in BATCHES for k in (0, 1, 2, 4)
     ]
@@ -445,8 +447,9 @@ def test_the_best_k_falls_as_the_load_grows_and_every_entry_is_a_measured_cell()
 
 
 def throughput(k, predicted, by_visit, measured=1.0):
-    seconds = (1.0, measured)
-    return Throughput(1, "all", k, 1.0, seconds, predicted and (1.0, predicted), by_visit)
+    seconds, of_visits = np.array([1.0, measured]), {v: np.array(s) for v, s in by_visit.items()}
+    predicted_s = None if predicted is None else np.array([1.0, predicted])
+    return Throughput(1, "all", k, 1.0, seconds, predicted_s, of_visits)
 
 
 STEADY = dict.fromkeys(range(4), (1.0, 1.0))
@@ -468,7 +471,7 @@ UNSTEADY = {0: (1.0, 1.0), 1: (1.3, 1.0), 2: (1.0, 1.0), 3: (1.3, 1.0)}
     ],
 )
 def test_a_lead_counts_beyond_the_spread_of_the_same_visits(rows, k, tied):
-    (entry,) = schedule(0.0, [throughput(*row) for row in rows], {}).entries
+    (entry,) = schedule(0.0, [throughput(*row) for row in rows]).entries
     assert (entry.k, entry.tied) == (k, tied)
 
 
@@ -489,29 +492,11 @@ def test_loads_come_back_from_their_file_and_say_rows_of_results(tmp_path):
 
 def test_without_scored_texts_loads_are_compared_but_not_predicted():
     timings, _ = loads()
-    totals = over_groups(throughputs(closed_loads(timings)))
+    totals = over_groups(compared(timings))
     assert {row.predicted for row in totals} == {None}
-    chosen = schedule(0.0, totals, {})
-    assert {entry.loss for entry in chosen.entries} == {None}, "one visit has none to be held in"
-
-
-def test_what_a_choice_loses_is_found_in_visits_that_did_not_choose():
-    # K that are equally fast: the one that a run's visits make look fastest is so by chance
-    timings, _ = loads(noise=0.0, visits=12)
-    rng = np.random.default_rng(11)
-    pace, alike = {}, []
-    for timing in timings:
-        key = (timing.visit, timing.concurrency, timing.k)
-        pace.setdefault(key, rng.lognormal(0.0, 0.15))
-        alike.append(replace(timing, seconds=1e-3 * pace[key] * sum(timing.returned)))
-    nothing_replayed = replayed_loads([], None, None)
-    totals = over_groups(throughputs(closed_loads(alike, nothing_replayed)))
-    chosen = schedule(0.0, totals, without_visits(alike, nothing_replayed))
-    for entry in chosen.entries:
-        alike_loads = [row for row in totals if row.concurrency == entry.concurrency]
-        fastest = max(row.measured or 0.0 for row in alike_loads)
-        assert entry.measured_ratio == fastest, "in its own visits nothing is lost"
-    assert max(entry.loss or 0.0 for entry in chosen.entries) > 0.01
+    for entry in schedule(0.0, totals).entries:
+        measured = [row.measured for row in totals if row.concurrency == entry.concurrency]
+        assert entry.measured_ratio == max(measured)
 
 
 def test_a_k_that_was_timed_in_few_visits_is_compared_over_these_and_not_named():
@@ -523,7 +508,7 @@ def test_a_k_that_was_timed_in_few_visits_is_compared_over_these_and_not_named()
         noisy = [replace(t, seconds=t.seconds * slow[t.visit]) for t in timings]
         kept = [t for t in noisy if t.k != 4 or t.visit in (0, 1)]
         whole, few = (
-            {(r.concurrency, r.k): r for r in over_groups(throughputs(closed_loads(t, replays)))}
+            {(r.concurrency, r.k): r for r in over_groups(compared(t, replays))}
             for t in (timings, kept)
         )
         found += [few[cell].measured / whole[cell].measured for cell in few if cell[1] == 4]
@@ -536,10 +521,6 @@ def test_a_k_that_was_timed_in_few_visits_is_compared_over_these_and_not_named()
         assert results.schedules
         lacking = {cell.k: cell.visits for cell in results.cells}
         assert lacking == {0: None, 1: None, 2: None, 4: Visits(2, 8)}
-        # Of a K that is not chosen from, no visits are needed to tell what a choice loses
-        once = [t for t in kept if t.k != 4 or t.visit == 0]
-        (chosen,) = analyse_loads(once, [], None, None, "llamacpp", 8).schedules
-        assert None not in {entry.loss for entry in chosen.entries}
     assert found == pytest.approx([1.0] * len(found), rel=0.05)
 
 
@@ -570,8 +551,7 @@ def test_requests_beyond_a_servers_slots_are_a_queue_and_get_no_k(slots):
             '"enable_adaptive_verification":true decides in every step how many drafts of each'
             " request are verified; at low load a fixed K is faster. At K=0 it still runs the"
             " draft in each step, which published measurements found 4 to 17 % slower; what was"
-            " measured at K=0 is a server without one, so its throughput and loss are not this"
-            " line's.",
+            " measured at K=0 is a server without one, so its throughput is not this line's.",
         ),
         (
             "sglang",
@@ -594,7 +574,7 @@ def test_requests_beyond_a_servers_slots_are_a_queue_and_get_no_k(slots):
 )
 def test_a_schedule_is_written_as_the_engine_takes_it(engine, code, note):
     entries = tuple(
-        ScheduleEntry(low, high, measured, k, tied, 1.2, 1.2, 0.0)
+        ScheduleEntry(low, high, measured, k, tied, 1.2)
         for low, high, measured, k, tied in [
             (1, 1, 1, 4, ()),
             (2, 2, 2, 4, (2,)),
@@ -642,8 +622,8 @@ def test_a_plan_counts_the_requests_of_a_load(prompts, largest):
 )
 def test_a_schedule_of_servers_that_were_started_has_their_commands(engine, high, expected):
     entries = (
-        ScheduleEntry(1, 1, 1, 2, (), 1.2, 1.2, 0.0),
-        ScheduleEntry(2, high, 2, 0, (), 1.0, 1.0, 0.0),
+        ScheduleEntry(1, 1, 1, 2, (), 1.2),
+        ScheduleEntry(2, high, 2, 0, (), 1.0),
     )
     commands = (
         ServerCommand(2, 1, "alone"),
@@ -708,11 +688,11 @@ def measured_under_load(tmp_path, *words):
     words = ["engine=vllm", "score=false", "new_tokens=8", "prompts.limit=2", *words]
     words += ["temperature=[0]", "repetitions=2", "concurrency=[1,2]", f"results_root={tmp_path}"]
     config = compose("server", words)
-    work = open_workload(config, load_prompts(config))
     folder, begun = create(config, "server"), []
     adapter = Adapter(VLLM, start=lambda serve: InThisProcess(serve, begun))
-    note_engine(folder, work, adapter, OneOfAKind(0))
-    measure_loads(folder, work, adapter, Failures(folder, work))
+    work = replace(open_workload(config, load_prompts(config)), adapter=adapter)
+    note_engine(folder, work, OneOfAKind(0))
+    measure_loads(folder, work, Failures(folder, work))
     return stored(folder.path), begun
 
 
@@ -769,16 +749,14 @@ def test_a_server_whose_k_changes_is_one_more_candidate_under_load(tmp_path):
     ]
     for cell in results.varying:
         assert cell.throughput_ratio is not None
-        assert cell.tokens_per_round == pytest.approx(7 / 3, abs=0.35)
-        assert cell.predicted_ratio is None
     served = ServedSummary(
         "vllm", "1", None, "cpu", True, load=results.cells, varying=results.varying,
         varying_commands=run.manifest.engine.varying,
     )  # fmt: skip
     shown = Summary(RunFacts("server", "results/run", "complete", None, "T", "D"), served=served)
-    (table,) = (t for t in load_tables(shown) if "whose K changes" in t.title and t.rows)
+    table = load_table(shown)
     assert "Started with: serve 4" in table.notes
-    assert len(table.rows) == 2
+    assert len(table.rows) == len(results.cells) + 2
 
 
 @pytest.mark.parametrize(
@@ -887,7 +865,7 @@ def test_the_servers_whose_k_changes_are_started_as_the_engines_take_it(tmp_path
 
 def test_a_printed_schedule_comes_with_the_command_that_measures_its_server():
     entries = tuple(
-        ScheduleEntry(low, high, measured, k, (), 1.2, 1.2, 0.0)
+        ScheduleEntry(low, high, measured, k, (), 1.2)
         for low, high, measured, k in [(1, 1, 1, 4), (2, 4, 4, 4), (5, None, 16, 2)]
     )
     models = (
@@ -904,7 +882,7 @@ def test_a_printed_schedule_comes_with_the_command_that_measures_its_server():
     config = compose("server", shlex.split(snippet.measure)[3:])
     assert config.schedule == [[1, 4, 4], [5, 16, 2]]
     # Once it was measured the command is gone, as where an engine keeps one K
-    cell = LoadCell(0.0, 4, 4, None, 8, 100.0, 1.0, 1.4, varying="schedule")
+    cell = LoadCell(0.0, 4, 4, None, 100.0, 1.4, varying="schedule")
     for other in (replace(served, varying=(cell,)), replace(served, engine="llamacpp")):
         (snippet,) = schedule_snippets(Summary(run, served=other))
         assert snippet.measure == ""
@@ -981,28 +959,20 @@ def test_a_server_that_cannot_keep_up_with_a_rate_is_told_by_what_is_left_when_n
         arrived(waiting.tolist(), due_s), rate=None, concurrency=4, due_s=(), sent_s=()
     )
     (row,) = under_load([closed], ENGINE, None)
-    assert (row.behind, row.queue_grows, row.within_goals) == (None, False, None)
+    assert (row.behind, row.queue_grows) == (None, False)
 
 
-def test_goodput_counts_requests_from_when_they_were_due():
+def test_waits_at_a_rate_are_from_when_each_request_was_due():
     timing = arrived([1.2, 1.3, 1.4, 1.5], [1.0, 2.0, 3.0, 4.0])
     # After 0.1 s in the client the first token comes 0.3 to 0.6 s after it was due; 0.1 s each
-    for goals, expected in (
-        (Goals(first_token_s=0.45), 0.5),
-        (Goals(per_token_s=0.2), 1.0),
-        (Goals(per_token_s=0.05, first_token_s=9.0), 0.0),
-        (Goals(), None),
-    ):
-        (row,) = under_load([timing], ENGINE, None, goals)
-        assert row.within_goals == expected
-    # One that ends with its first token waits for no other
-    short = replace(timing, returned=(1, 11, 11, 11), user_decode_s=(0.0, 1.0, 1.0, 1.0))
-    (row,) = under_load([short], ENGINE, None, Goals(per_token_s=0.05))
-    assert row.within_goals == 0.25
-    assert [*under_load([timing], ENGINE, {"easy": 0.0}, Goals(per_token_s=0.2))] == []
+    (row,) = under_load([timing], ENGINE, None)
+    assert row.first_token is not None
+    assert row.per_token is not None
+    assert (row.first_token.p50, row.per_token.p50) == pytest.approx((0.4, 0.1))
+    assert [*under_load([timing], ENGINE, {"easy": 0.0})] == []
     unknown = replace(timing, user_decode_s=(None,) * 4)
-    (row,) = under_load([unknown], ENGINE, None, Goals(first_token_s=1.0))
-    assert row.within_goals is None
+    (row,) = under_load([unknown], ENGINE, None)
+    assert row.first_token is None
 
 
 def test_a_small_load_is_no_longer_than_it_needs_to_be():

@@ -42,7 +42,7 @@ def served(root: Path, limit: int) -> StoredRun:
     ]
     words = [
         *("engine=toy", f"url=[{','.join(server.url for server in servers)}]", f"k=[{K}]"),
-        *("temperature=[0.0]", "repetitions=2", "new_tokens=24", "own_loop=false"),
+        *("temperature=[0.0]", "repetitions=2", "new_tokens=24"),
     ]
     with without_plots():  # the report of one is drawn below
         made = ran("server", root, *words, f"prompts.limit={limit}")

@@ -45,7 +45,14 @@ REMOVED: dict[str, str] = {
         "no decision hung on it: docs/decisions/0026-what-left-the-pages.md",
     ),
     **dict.fromkeys(
-        ("comparison/*/source", "comparison/caveats/code=plain_moved*"),
+        (
+            *("comparison/*/source", "comparison/caveats/code=plain_moved*"),
+            *("comparison/engines/*", "comparison/every/*"),
+            *(
+                f"comparison/caveats/code={code}*"
+                for code in ("machine_changed", "different_devices")
+            ),
+        ),
         "runs are compared pair by pair alone",
     ),
     **dict.fromkeys(
@@ -59,20 +66,29 @@ REMOVED: dict[str, str] = {
     **dict.fromkeys(
         (
             *("adaptive/*/best_k_per_round", "adaptive/*/flag_oracle"),
-            *("served/by_k/*/whole_request_speedup", "served/costs/*start_error_s"),
-            *("served/latencies/*/paired/*", "served/cells/*/own_predicted"),
-            "served/cells/*/replayed_tokens_per_round",
+            *("served/by_k/*/whole_request_speedup", "served/by_k/*/round_cost"),
+            "served/costs/*start_error_s",
+            "served/latencies/*/paired/*",
         ),
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),
+    "*/reason_values/measured": "a verdict from given numbers is of no server's own speedup",
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
-    "served/cells/*/concurrency": "requests of a server run are answered one at a time",
+    "served/*/predicted_ratio": "K by load is chosen by it, and no page showed it",
+    "served/cells/*": "measured and predicted rows of results have it",
+    **dict.fromkeys(
+        ("served/load/*/requests", "served/load/*/ms_per_token"),
+        "waits under the same load have it",
+    ),
+    "served/latencies/*/within_goals": "percentiles are next to a goal, and plans meet one",
+    "served/latencies/*/visits/*": "a caution names the K that lack visits",
+    "served/schedules/*/loss": "the K that tie with the named one have the spread of visits",
+    "served/other_ks/*": "likewise, and the answers of each prompt set and temperature",
     "served/structured*": "answers of a server are not checked",
     "*/round_fit*": "a server's csv of rounds is no longer read",
     "round_fit*": "likewise",
     "running/*intervals/*": "counters are scraped twice",
     "running/*restarts": "likewise",
-    "served/cells/*/predicted_from_two_k": "no K is chosen from a line between two",
     **dict.fromkeys(
         (
             "served/load/*/groups/*",

@@ -73,6 +73,7 @@ class Stored:
         self.note_not_measured = self.notes.append
         self.manifest = SimpleNamespace(not_measured=self.notes)
         self.read = self.lines.copy
+        self.rounds = self
 
     def append(self, *lines: RoundTiming) -> None:
         self.lines += lines
@@ -87,7 +88,6 @@ class Stored:
         folder: Any = self
         return RoundVisits(
             timed,
-            folder,
             folder,
             visits=number,
             enough=enough,

@@ -88,7 +88,6 @@ CAVEATS: dict[str, dict[str, Any]] = {
     "other_card": {"card": "l4", "device": "NVIDIA H200"},
     "greedy_texts_differ": {"texts": 6, "equal": 3, "tie": 2, "different": 1, "not_judged": 0,
         "noise": 0.118, **FIRST},
-    "benchmark_requests": {"file": "b.json", "max_concurrency": None, "failed": 2},
     "texts_from": {"engine": "vllm", "version": "0.32.0", "url": "host:8000"},
     "throttled_card": {"reason": "power_cap", "throttled": 3, "samples": 9, "sm_mhz": 1100.0,
         "max_sm_mhz": 1410.0, "temperature_c": None, "power_limit_w": 300.0,

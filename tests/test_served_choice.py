@@ -17,7 +17,7 @@ from harness.analysis.looks import best_started, most_started, searched_next, to
 from harness.analysis.verdict import Candidate, Evidence, Timed, decide
 from harness.cli import compose
 from harness.commands import server as command
-from harness.commands import server_visits
+from harness.commands import server_plan, server_visits
 from harness.commands.server_plan import SAFE_SHARE, Pace, expected, fitted
 from harness.commands.tasks import EncodedPrompt, everything
 from harness.engines.own import OwnLoop
@@ -81,9 +81,7 @@ def test_only_the_chosen_k_is_measured_and_the_others_are_predicted(run: StoredR
     priced = (0, *chosen_of(run).started)
     assert predicted == {(name, each) for name in ("easy", "hard") for each in priced}
     assert summary.served is not None
-    for cell in summary.served.cells:
-        assert (cell.speedup is not None) == (cell.k == k)
-        assert cell.predicted is not None
+    assert {row.k for row, _ in summary.predicted_cells} == {k}
     assert {entry.k for entry in summary.served.by_k} == {k}
     assert {answer.named[1] for answer in summary.answers} == {k}
     assert {answer.source for answer in summary.answers} == {"measured"}
@@ -372,7 +370,7 @@ def test_a_run_that_would_take_longer_than_its_budget_asks_for_less_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = Pace(start_s=1.0, prompt_token_s=0.05, token_s=30.0)
-    monkeypatch.setattr(server_visits, "_pace", lambda *_: slow)
+    monkeypatch.setattr(server_plan, "_pace", lambda *_: slow)
     words = [*GRID, "temperature=[0,1]", "new_tokens=256", "prompts.limit=10"]
     run = ran("server", f"results_root={tmp_path}", *words)
     less = run.manifest.asked_less

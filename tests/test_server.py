@@ -30,14 +30,13 @@ from stand_in_server import StandIn
 from harness.analysis import analyse
 from harness.analysis.server_lossless import text_z
 from harness.cli import compose
-from harness.commands import report, server_greedy_texts, server_start, server_visits
+from harness.commands import report, server_judging, server_plan, server_start, server_visits
 from harness.commands import server as command
 from harness.commands.checks import Vocabularies, without_too_long
 from harness.commands.run_lifecycle import create, load_prompts
 from harness.commands.server_requests import open_workload
 from harness.config import ModelConf, ReportConfig
 from harness.engines import turns
-from harness.engines.adapters import adapter_of
 from harness.engines.llamacpp import LlamaCppServer
 from harness.engines.protocol import Asked, Completion, ServerDiedError, TokensLostError
 from harness.models.embedded import EMBEDDED, gguf_of
@@ -55,13 +54,13 @@ GRID = ["k=[1,4]", "temperature=[0,1]", "repetitions=2", "new_tokens=24", "promp
 
 def asked(root: Path, *words: str) -> Any:
     flags = [] if any(word.startswith("engine=") for word in words) else [EXACT_FLAGS]
-    settings = [f"results_root={root}", "own_loop=false", "threads=1", *GRID, *flags, *words]
+    settings = [f"results_root={root}", "threads=1", *GRID, *flags, *words]
     return compose("server", settings)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
-    outcome = command.run(asked(tmp_path_factory.mktemp("results"), "own_loop=true"))
+    outcome = command.run(asked(tmp_path_factory.mktemp("results")))
     assert outcome.status == 0
     return stored(outcome)
 
@@ -108,7 +107,7 @@ def test_a_head_and_a_look_up_of_llamacpp_draft_as_replayed(
     draft: str, k: int, tmp_path: Path
 ) -> None:
     words = (f"draft={draft}", f"k=[{k}]", "temperature=0", "repetitions=1", "prompts.limit=1")
-    run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
+    run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1",
               "new_tokens=48", EXACT_FLAGS)  # fmt: skip
     served = analyse(run).served
     assert served is not None
@@ -131,13 +130,13 @@ def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weig
         "repetitions=2",  # it drafts what it remembers from the first visit
         "prompts.limit=2",
     )
-    run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
+    run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1",
               EXACT_FLAGS, "score=false")  # fmt: skip
     summary = analyse(run)
     assert summary.served is not None
     assert summary.served.not_predicted == "no_weights"
     assert [(gate.k, gate.equal_texts, gate.texts) for gate in summary.served.gates] == [(4, 4, 4)]
-    assert {cell.k for cell in summary.served.cells if cell.speedup} == {4}
+    assert {row.k for row in summary.results if row.k and row.speedup} == {4}
     assert sum(trial.drafted or 0 for trial in run.trials) > 0
     assert run.manifest.engine is not None
     lines = [each.line for each in run.manifest.engine.commands if each.k == 4]
@@ -258,7 +257,8 @@ def test_a_number_of_threads_that_hangs_is_left_out(
     def settled(*hangs_with: int) -> int | None:
         folder = create(config, "server")
         starts: Any = lambda serve: Hanging(serve.threads, {*hangs_with})  # noqa: E731
-        server_start.settle_threads(folder, work, replace(adapter_of(config), start=starts))
+        starting = replace(work, adapter=replace(work.adapter, start=starts))
+        server_start.settle_threads(folder, starting)
         return folder.manifest.server_threads
 
     assert settled() == 2
@@ -404,25 +404,6 @@ def test_returned_texts_are_scored_and_tested(served: StoredRun) -> None:
     assert {check.result for check in compared} == {"PASS"}
 
 
-@needs_llamacpp
-def test_rounds_of_our_own_loop_are_kept_apart(served: StoredRun, tmp_path: Path) -> None:
-    assert {(each.k, each.temperature) for each in served.own_rounds} == {
-        (k, t) for k in (0, *KS) for t in TEMPERATURES
-    }
-    with pytest.raises(UserError, match=r"latency_from=.*no round times .* at temperature=0\.5"):
-        command.run(asked(tmp_path, "temperature=[0.5]", f"latency_from={served.folder}"))
-
-
-@pytest.mark.exhaustive
-@needs_llamacpp
-def test_rounds_of_our_own_loop_are_those_of_the_run_that_is_named(
-    served: StoredRun, tmp_path: Path
-) -> None:
-    few = ("k=[1]", "repetitions=1", "prompts.limit=1")
-    other = stored(command.run(asked(tmp_path, *few, f"latency_from={served.folder}")))
-    assert other.own_rounds == served.own_rounds
-
-
 @pytest.mark.exhaustive
 @needs_llamacpp
 def test_a_run_that_is_complete_is_resumed_without_a_server(
@@ -539,7 +520,7 @@ def test_texts_that_differ_are_judged_by_the_plain_servers_log_probabilities(
     assert "7 of 12 greedy texts" not in verdict
     assert "6 of 12 greedy texts are not plain decoding's" in verdict
     # They are judged once
-    monkeypatch.setattr(server_greedy_texts, "started", lambda *_: pytest.fail("again"))
+    monkeypatch.setattr(server_judging, "started", lambda *_: pytest.fail("again"))
     assert ran("server", f"resume={run.folder}", status=1).checks == run.checks
 
 
@@ -550,7 +531,6 @@ def test_texts_that_differ_are_judged_by_the_plain_servers_log_probabilities(
 def test_without_the_server_that_decodes_plainly_the_visits_end_and_can_be_resumed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
     after: int,
     visits: int,
 ) -> None:
@@ -560,13 +540,10 @@ def test_without_the_server_that_decodes_plainly_the_visits_end_and_can_be_resum
         outcome = command.run(settings)
     run = stored(outcome)
     assert outcome.status == 1
-    (line,) = [each for each in caplog.messages if "did not answer" in each]
-    assert f"resume={run.folder}" in line
-    assert "K=0: 1 time," in line
-    assert "\n" not in line
     ok = [trial for trial in run.trials if trial.status == "ok"]
     assert {trial.k for trial in ok} == {0, 1}
-    assert "FAILED RUN" in (run.folder / "report.md").read_text()
+    page = (run.folder / "report.md").read_text()
+    assert "FAILED RUN: what follows is what was stored (resume=" in page
     assert run.manifest.status == "failed"
     assert not _servers()
     again = ran("server", f"resume={run.folder}")
@@ -605,7 +582,7 @@ def test_the_file_of_a_draft_scores_texts_itself_and_its_checkpoint_is_not_loade
     files = ["model=hf", f"model.id={tiny}", f"model.gguf={gguf_of(tiny)}"]
     files += ["draft=hf", f"draft.id={good}", f"draft.gguf={gguf_of(good)}"]
     words = ["temperature=[0]", "repetitions=1", "prompts.limit=2"]
-    monkeypatch.setattr("harness.commands.server_scores.open_draft", pytest.fail)
+    monkeypatch.setattr("harness.commands.server_judging.open_draft", pytest.fail)
     outcome = command.run(asked(tmp_path, *files, *words))
     assert outcome.status == 0
     run = stored(outcome)
@@ -995,7 +972,8 @@ def test_a_server_that_fails_in_a_later_group_costs_its_cells_and_resume_asks_fo
     urls = f"url=[{','.join(server.url for server in servers.values())}]"
     words = ["engine=openai", urls, "servers=2", "k=[1,2,4]", "temperature=[0]", "score=false"]
     with monkeypatch.context() as patched:
-        patched.setattr(server_visits, "started", started)
+        for module in (server_plan, server_visits):
+            patched.setattr(module, "started", started)
         outcome = command.run(asked(tmp_path, *words))
     run = stored(outcome)
     assert (outcome.status, run.manifest.status) == (1, "failed")

@@ -50,7 +50,7 @@ pytestmark = [
 PAIRS, KS = ("tiny_good", "tiny_small"), (1, 2, 4, 8)
 # One process computes: vLLM's others wait for it in loops that cost processor time
 FLAGS = "flags=[--enforce-eager,--distributed-executor-backend,uni]"
-SERVERS = ["engine=vllm", "servers=5", "threads=1", "clock=cpu", "own_loop=false", FLAGS]
+SERVERS = ["engine=vllm", "servers=5", "threads=1", "clock=cpu", FLAGS]
 PROMPTS, ALL = ("new_tokens=48", "prompts.limit=5"), ("new_tokens=64", "prompts.limit=null")
 # Its release 0.32 for CPUs draws other tokens than the target's where it drafts above T = 0
 NOT_LOSSLESS = "0.32"
@@ -211,9 +211,7 @@ def test_its_own_parser_reads_every_line_that_is_printed_or_started(tmp_path: Pa
             pair = PairToServe("T", "a folder/D", k, 1.0, SamplingFacts(), rule, kind=kind)
             printed += [spec.lines[kind].line(pair), spec.plain(pair)]
     pair = PairToServe("T", "D", 2, 1.0, SamplingFacts())
-    assert vllm.SPEC.check_line is not None
     assert vllm.SPEC.schedule is not None
-    printed.append(vllm.SPEC.check_line(pair, (0.5, 0.25)))
     printed.append(vllm.SPEC.schedule(pair, {}, {1: 2, 5: 0}, 8))
     started: list[list[str]] = []
     for kind, rule, varying in product(vllm.SPEC.drafts, vllm.SPEC.rules, ("", *vllm.SPEC.varying)):

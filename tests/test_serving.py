@@ -23,7 +23,6 @@ from harness.serving.drafts import kind_of, looks_up
 from harness.serving.engines import drafts_alike, spec_of, with_lines
 from harness.serving.tensorrt_llm import FILE
 from harness.summary import (
-    AcceptanceByPosition,
     Answer,
     Leaderboard,
     LeaderboardRow,
@@ -96,13 +95,7 @@ def decided(
         and drafts_alike(server, kind, temperature)
         and (server == "transformers" or "stop_threshold" not in (sampling or {}))
     )
-    return Summary(
-        RunFacts(**facts),
-        answers=(of_own, *others),
-        acceptance_by_position=(
-            AcceptanceByPosition("small", "all", temperature, 4, "measured", (0.9, 0.7, 0.75, 0.5)),
-        ),
-    )
+    return Summary(RunFacts(**facts), answers=(of_own, *others))
 
 
 GREEDY = (2, 1.5)
@@ -155,15 +148,6 @@ def test_every_server_that_can_be_asked_for_has_its_line_first(server: str) -> N
     assert first.title not in {other.title for other in others}
 
 
-def test_vllm_is_checked_without_weights_by_our_acceptance() -> None:
-    (snippet,) = [entry for entry in snippets_of(decided()) if "--load-format" in entry.code]
-    config = speculative_config(snippet)
-    assert config["rejection_sample_method"] == "synthetic"
-    assert config["synthetic_acceptance_rates"] == [0.9, 0.7, 0.7, 0.5]
-    longer = decided((6, 1.6))
-    assert not any("--load-format" in entry.code for entry in snippets_of(longer))
-
-
 @pytest.mark.parametrize(
     ("engine", "expected"),
     [
@@ -194,7 +178,7 @@ def test_no_line_has_a_speedup_and_each_says_that_its_engine_was_not_measured() 
             told = " ".join((snippet.title, *snippet.notes))
             assert not re.search(r"\d\.\d\dx", told)
             assert "measured" not in told.lower().replace("not measured", "")
-            if "K=" in snippet.title and "without the weights" not in snippet.title:
+            if "K=" in snippet.title:
                 assert ": not measured" in snippet.title
                 assert snippet.notes[0].startswith(("Not measured: ", "K="))
     unknown = lines(decided(emits={"ratio": 3.0}))

@@ -199,17 +199,6 @@ def test_a_request_waits_until_its_prompt_and_text_have_room_in_the_cache() -> N
     assert simulate(requests, np.zeros(4), flat(4), [0]).entered_s.tolist() == [0.0] * 4
 
 
-def test_neighbouring_slots_share_a_pass_and_others_do_not() -> None:
-    costs = Costs([[0.0], [1.0], [1.2], [1.3]], by_runs=True)
-    # 0, 1 and 2 are active; then 1 leaves, and 0 and 2 are two passes
-    served = simulate([plain(3), plain(1), plain(3)], np.zeros(3), costs, [0])
-    assert served.ended_s.tolist() == pytest.approx([1.3 + 2 * 2.0, 1.3, 1.3 + 2 * 2.0])
-    # Two in flight of three slots: the next goes to the slot that was free for longest
-    sent = [plain(2), plain(1), plain(2)]
-    served = simulate(sent, np.zeros(3), costs, [0], in_flight=2)
-    assert served.ended_s.tolist() == pytest.approx([1.2 + 2.0, 1.2, 1.2 + 2.0 + 1.0])
-
-
 def test_a_request_whose_tokens_all_come_from_the_prefill_ends_with_it() -> None:
     served = simulate([plain(0), plain(1)], [0.0, 0.0], Costs([[1.0]] * 2, 0.25), [0])
     assert served.ended_s.tolist() == [0.25, 1.5]

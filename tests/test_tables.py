@@ -28,20 +28,11 @@ from harness.summary import Summary
 
 RUNS = ("sweep", "sweep_replay", "audition", "profile", "breakeven", "snapshot", "server")
 SMALL = ("prompts.limit=2", "new_tokens=8", "threads=1", "k=[2]")
-# Results of `vllm bench serve --save-result`, plain and speculative
-PLAIN = '{"mean_tpot_ms": 20.0}'
-DRAFTING = (
-    '{"mean_tpot_ms": 16.0, "spec_decode_acceptance_rate": 70.0,'
-    ' "spec_decode_acceptance_length": 2.4}'
-)
-# Small runs of what the stored ones lack; {root} is their folder
+# Small runs of what the stored ones lack
 MADE = (
     ("sweep", *SMALL, "temperature=[0.0]", "decode.acceptance=0.6"),
     ("snapshot", *SMALL, "temperature=[1.0]"),
-    (
-        *("breakeven", "acceptance_from={root}/drafting.json", "baseline_from={root}/plain.json"),
-        "draft_ms=2",
-    ),
+    ("breakeven", "acceptance_by_position=[0.7,0.5]", "draft_ms=2", "target_ms=20"),
     ("report", "runs=[{frozen}/sweep,{frozen}/sweep_small,{frozen}/server]"),
     ("sweep", *SMALL, "temperature=[0.0]", "decode.stop=threshold"),
     ("server", *SMALL, "k=[1,2,4]", "temperature=[0.0,1.0]", "engine=own", "repetitions=2"),
@@ -70,10 +61,9 @@ UNFILLED = {
     "cards.CARDS": "auditions on several cards",
     "cards.COSTS": "no run: what a dry run prints",
     "comparison.COLUMNS status": "a comparison with a cell that did not complete",
-    "comparison.ENGINES lossless": "a comparison with a run whose speculation changes texts",
     "served.LOADS visits": "a server that ended before the last visit",
     "served.LOADS slots": "a server that decodes fewer requests at a time than are sent",
-    "served.VARIED": "a server whose K changes",
+    "served.LOADS K by": "a server whose K changes",
     "served.GATES ties": "a server whose texts differ",
     "served.GATES real differences": "a server whose texts differ",
     **{
@@ -83,7 +73,7 @@ UNFILLED = {
     },
     **{
         f"served.LOADS {name}": "a server that is sent requests at a rate"
-        for name in ("requests per second", "queue", "within goals")
+        for name in ("requests per second", "queue")
     },
 }
 # Parts of a summary that no run here has, likewise
@@ -101,12 +91,10 @@ UNWRITTEN = {
 @pytest.fixture(scope="module")
 def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
     root = tmp_path_factory.mktemp("made")
-    (root / "plain.json").write_text(PLAIN)
-    (root / "drafting.json").write_text(DRAFTING)
     made, timed = list[Summary](), stored_timed(root)
     with without_plots(), timed_little():
         for command, *overrides in MADE:
-            asked = [text.format(root=root, frozen=FROZEN, timed=timed) for text in overrides]
+            asked = [text.format(frozen=FROZEN, timed=timed) for text in overrides]
             made.append(analyse(ran(command, root, *asked)))
         counting = StandIn(vllm_answers(**{"/metrics": turns(vllm_page)}))
         asked = (f"metrics={counting.url}", "draft_ms=4", "target_ms=10")

@@ -24,7 +24,7 @@ KS = (0, 1, 2, 4)
 RATE = 10.0
 
 
-def known_costs(*, by_runs: bool = False) -> IterationCosts:
+def known_costs() -> IterationCosts:
     """A verify that gets expensive with the batch: K pays alone, and not four at a time."""
     times = {
         batch: RoundTimes(
@@ -37,7 +37,7 @@ def known_costs(*, by_runs: bool = False) -> IterationCosts:
         Starts(4e-3, 1e-4, mixed_s=(2e-3, 1e-3)),
         Starts(5e-3, 1.2e-4, mixed_s=(2e-3, 1e-3)),
     )
-    return IterationCosts(BatchTimes(times), plain, speculative, client_s=1e-3, by_runs=by_runs)
+    return IterationCosts(BatchTimes(times), plain, speculative, client_s=1e-3)
 
 
 @cache
@@ -54,7 +54,7 @@ def told(timing: LoadTiming, done: Served) -> LoadTiming:
 
 
 @cache
-def timed(*, unified: bool = True) -> StoredRun:
+def timed() -> StoredRun:
     """The stored run, had its loads cost these.
 
     And had the greedy requests of its largest loops arrived at random, too.
@@ -62,8 +62,7 @@ def timed(*, unified: bool = True) -> StoredRun:
     run = load(FROZEN / "server")
     engine = run.manifest.engine
     assert engine is not None
-    flag = " --kv-unified" if unified else ""
-    commands = tuple(replace(each, line=each.line + flag) for each in engine.commands)
+    commands = tuple(replace(each, line=f"{each.line} --kv-unified") for each in engine.commands)
     engine = replace(engine, commands=commands, clock="engine")
     run = replace(run, manifest=replace(run.manifest, engine=engine))
     servers = {each: Server.of(run, each) for each in (0.0, 1.0)}
@@ -72,7 +71,7 @@ def timed(*, unified: bool = True) -> StoredRun:
     def priced(timing: LoadTiming) -> LoadTiming:
         sent = servers[timing.temperature].returned(timing)
         assert sent is not None
-        costs = known_costs(by_runs=not unified).priced(4, max(KS))[min(timing.k, 1)]
+        costs = known_costs().priced(4, max(KS))[min(timing.k, 1)]
         arrivals = timing.due_s or sent_at_once(len(sent), timing.concurrency)
         done = simulate(sent, arrivals, costs, [timing.k], timing.concurrency)
         return told(timing, done)

@@ -51,11 +51,11 @@ RUNS = {
     ),
     "server_load": (
         *("server", "engine=llamacpp", *SERVED, "k=[1,2]", "temperature=[0.0]", "repetitions=2"),
-        *("concurrency=[1,4]", "rate=[40]", "tpot_ms=10", "ttft_ms=50"),
+        *("concurrency=[1,4]", "rate=[40]"),
     ),
     "server_decided": (
         *("server", "engine=llamacpp", *SERVED, "k=[1,2,4,6]", "temperature=[0.0]"),
-        *("repetitions=2", "until=decided", "own_loop=true"),
+        *("repetitions=2", "until=decided"),
     ),
 }
 # Derived from the rest, or of the servers alone

@@ -1,8 +1,8 @@
 """The answers: what is known of every engine, at every temperature, on the workload and each set.
 
 A speedup belongs to the engine whose rounds were timed. A sweep and an audition time those of our
-own loop, a server run those of that server too. Each such engine is a `Question` at a temperature:
-it is decided, from what ran or from replay at the round times, and shares the report's error.
+own loop, a server run those of that server. Each temperature is a `Question`: it is decided, from
+what ran or from replay at the round times, and shares the report's error.
 
 To an engine whose rounds were not timed only acceptance carries over (`carried_over`): by the rule
 by which it accepts, how many tokens a round of each K emits. K pays there while a round costs fewer

@@ -20,12 +20,9 @@ the predicted ratio leaves out how well those of a K happened to be drafted.
 
 The schedule names, for each measured concurrency, the K with the largest predicted throughput, and
 which K tie with it: those behind by less than the spread of the visits' ratios between the two. A
-load between two measured ones gets the K of the larger. What such a choice loses is found visit by
-visit: the K is chosen by the other visits, and held in this one against the K that is fastest over
-all of them.
+load between two measured ones gets the K of the larger.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -52,6 +49,7 @@ from harness.records import (
     where,
 )
 from harness.serving.round_counting import Counting
+from harness.stats.jackknife import Array
 from harness.summary import LoadCell, Schedule, ScheduleEntry
 from harness.theory.replay import replay_texts
 
@@ -65,12 +63,11 @@ LEAD = 0.05
 
 @dataclass(frozen=True, order=True)
 class LoadKey:
-    """Which closed loop: everything but the visit; `budgets` is the sum of the requests'."""
+    """Which closed loop: everything but the visit."""
 
     concurrency: int
     group: str
     k: int
-    budgets: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +75,14 @@ class ClosedLoad:
     """A closed loop over its visits."""
 
     key: LoadKey
-    full: bool  # whether its requests had their full budgets
     # timings, visits: as stored, and their seconds per returned token
     timings: tuple[LoadTiming, ...]
     visits: tuple[Visit, ...]
-    tokens: float  # returned, the mean over the visits
-    seconds: float  # for so many tokens, over the visits that plain decoding shares
-    # Seconds per token of the plain server's texts at the rounds that replay expects of them, each
-    # R(K, B) / B; None where a text was not scored
-    expected_token_s: float | None
+
+    @property
+    def tokens(self) -> float:
+        """Returned tokens, the mean over the visits."""
+        return float(np.mean([sum(timing.returned) for timing in self.timings]))
 
 
 @dataclass(frozen=True)
@@ -157,13 +153,7 @@ def replayed_loads(
     return of_load
 
 
-# A load with what it took, as it was stored
-_Entry = tuple[LoadTiming, Visit]
-
-
-def closed_loads(
-    timings: Iterable[LoadTiming], rounds_of: RoundsOf = lambda _: None
-) -> dict[LoadKey, ClosedLoad]:
+def closed_loads(timings: Iterable[LoadTiming]) -> dict[LoadKey, ClosedLoad]:
     """The closed loops of one temperature, from timings in the order in which they were stored.
 
     Visits are taken together. A K that shares no visit with plain decoding is left out.
@@ -173,51 +163,15 @@ def closed_loads(
         for place, timing in enumerate(timings)
         if timing.concurrency is not None
     ]
-    stored = grouped(
-        closed, lambda e: LoadKey(e[0].concurrency or 0, e[0].group, e[0].k, sum(e[0].budgets))
-    )
-    most = {
-        load: max(key.budgets for key in keys)
-        for load, keys in grouped(stored, lambda key: (key.group, key.concurrency)).items()
-    }
+    stored = grouped(closed, lambda e: LoadKey(e[0].concurrency or 0, e[0].group, e[0].k))
     loads: dict[LoadKey, ClosedLoad] = {}
     for key, entries in sorted(stored.items()):
-        plain_entries = stored.get(replace(key, k=0), [])
-        visits, plain = ([visit for _, visit in each] for each in (entries, plain_entries))
-        token_s = paired_seconds(visits, plain, SETTLE)
-        if token_s is not None:
-            tokens = float(np.mean([sum(timing.returned) for timing, _ in entries]))
-            loads[key] = ClosedLoad(
-                key,
-                key.budgets == most[key.group, key.concurrency],
-                tuple(timing for timing, _ in entries),
-                tuple(visits),
-                tokens,
-                token_s * tokens,
-                _expected_token_s(entries, plain_entries, rounds_of),
-            )
+        plain = {visit.number for _, visit in stored.get(replace(key, k=0), ())}
+        if not plain or not plain.isdisjoint(visit.number for _, visit in entries):
+            # Requests for a part of their budgets first
+            made = sorted(entries, key=lambda entry: sum(entry[0].budgets))
+            loads[key] = ClosedLoad(key, tuple(t for t, _ in made), tuple(v for _, v in made))
     return loads
-
-
-def _expected_token_s(
-    entries: Sequence[_Entry], plain_entries: Sequence[_Entry], rounds_of: RoundsOf
-) -> float | None:
-    rounds = [each for timing, _ in entries if (each := rounds_of(timing)) is not None]
-    if len(rounds) < len(entries):
-        return None
-    visits, plain = _per_round(entries, rounds_of), _per_round(plain_entries, rounds_of)
-    round_s = paired_seconds(visits, plain, SETTLE)
-    share = sum(each.expected for each in rounds) / sum(each.tokens for each in rounds)
-    return None if round_s is None else round_s * share
-
-
-def _per_round(entries: Iterable[_Entry], rounds_of: RoundsOf) -> list[Visit]:
-    """The visits whose rounds are known, with R(K, B) / B in place of seconds per token."""
-    return [
-        visit._replace(seconds=timing.seconds / rounds.taken)
-        for timing, visit in entries
-        if (rounds := rounds_of(timing)) is not None
-    ]
 
 
 # ---- throughput by concurrency, and what to serve ------------------------------------------------
@@ -254,25 +208,23 @@ def analyse_loads(
     cells: list[LoadCell] = []
     schedules: list[Schedule] = []
     rows: list[ResultRow] = []
-    of_one_k = [timing for timing in timings if not timing.varying]
-    for temperature in dict.fromkeys(timing.temperature for timing in of_one_k):
-        made = [timing for timing in of_one_k if timing.temperature == temperature]
+    full = full_loads(timings)
+    for temperature in dict.fromkeys(timing.temperature for timing in full if not timing.varying):
+        made = where(full, temperature=temperature, varying="")
         texts = [trace for trace in traces if trace.temperature == temperature]
-        rounds_of = replayed_loads(texts, rule, counting)
-        loads = closed_loads(made, rounds_of)
-        compared = throughputs(loads)
+        loads = closed_loads(made)
+        compared = throughputs(loads, replayed_loads(texts, rule, counting))
         totals = over_groups(compared, weights=weights)
         cells += load_cells(made, compared, asked, weights)
         waiting = {cell.concurrency for cell in cells if cell.slots is not None}
         side_by_side = [row for row in totals if row.concurrency not in waiting]
         if side_by_side:
             largest_waits = max(row.concurrency for row in totals) in waiting
-            without = without_visits(made, rounds_of, weights)
-            schedules.append(schedule(temperature, side_by_side, without, ends=largest_waits))
+            schedules.append(schedule(temperature, side_by_side, ends=largest_waits))
         for row in over_groups(compared, set_of):  # the halves of a set together
             if row.concurrency > 1:  # the requests that were sent one at a time have that row
                 rows.append(_result_row(row, loads, engine, asked))
-    varying = varying_cells(timings, counting, asked, weights)
+    varying = varying_cells(full, asked, weights)
     return LoadResults(tuple(cells), tuple(schedules), tuple(rows), tuple(varying))
 
 
@@ -290,14 +242,11 @@ def disturbed(timings: Sequence[LoadTiming], clock: ServerClock) -> float | None
 
 
 def varying_cells(
-    timings: Sequence[LoadTiming],
-    counting: Counting | None,
-    asked: int | None,
-    weights: Weights,
+    timings: Sequence[LoadTiming], asked: int | None, weights: Weights
 ) -> Iterator[LoadCell]:
     """Servers whose K changed, each held against plain decoding under the same loads.
 
-    Nothing is predicted of them: replay is of one K.
+    Nothing is predicted of them: replay is of one K. Timings are of full budgets.
     """
     servers = dict.fromkeys((t.temperature, t.varying) for t in timings if t.varying)
     for temperature, varying in servers:
@@ -310,69 +259,85 @@ def varying_cells(
         compared = throughputs(closed_loads(made))
         for cell in load_cells(made, compared, asked, weights):
             if cell.k:
-                at = {"concurrency": cell.concurrency, "rate": cell.rate, "varying": varying}
-                emitted = _emitted_per_round(full_loads(where(made, **at)), counting)
-                yield replace(cell, varying=varying, tokens_per_round=emitted)
+                yield replace(cell, varying=varying)
 
 
-def _emitted_per_round(loads: Sequence[LoadTiming], counting: Counting | None) -> float | None:
-    """Tokens of a round; None where a request's rounds are not known."""
-    rounds = [each for load in loads for each in load.rounds]
-    if counting is None or None in rounds or not any(rounds):
-        return None
-    returned = [max(each - counting.first_position, 0) for load in loads for each in load.returned]
-    return sum(returned) / sum(each or 0 for each in rounds)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Throughput:
-    """One K in a closed loop of one group, or of all."""
+    """One K in a closed loop of one group, or of all.
+
+    Seconds are two: of its load, and of the plain server's for so many tokens.
+    """
 
     concurrency: int
     group: str
     k: int
     tokens: float  # that the plain server returned
-    seconds: tuple[float, float]  # of its load and the plain server's for so many tokens, measured
-    # Of both, at the rounds that replay expects of the texts; None where these are not known
-    predicted_s: tuple[float, float] | None
-    by_visit: Mapping[int, tuple[float, float]]  # of both, measured in each visit that timed both
+    seconds: Array  # measured
+    predicted_s: Array | None  # at the rounds that replay expects of the texts; None if not known
+    by_visit: Mapping[int, Array]  # measured in each visit that timed both
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all requests together."""
+        return float(self.tokens / self.seconds[0])
 
     @property
     def measured(self) -> float:
         """Throughput / plain decoding's."""
-        return self.seconds[1] / self.seconds[0]
+        return float(self.seconds[1] / self.seconds[0])
 
     @property
     def predicted(self) -> float | None:
         """`measured`, at the expected rounds."""
-        return None if self.predicted_s is None else self.predicted_s[1] / self.predicted_s[0]
+        seconds = self.predicted_s
+        return None if seconds is None else float(seconds[1] / seconds[0])
 
 
-def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
-    """Every group's closed loops with full budgets, plain ones among them, against plain ones."""
+def throughputs(
+    loads: Mapping[LoadKey, ClosedLoad], rounds_of: RoundsOf = lambda _: None
+) -> list[Throughput]:
+    """Every group's closed loops, plain ones among them, against plain ones."""
     rows: list[Throughput] = []
-    for load in loads.values():
-        plain = loads.get(LoadKey(load.key.concurrency, load.key.group, 0, load.key.budgets))
-        if not load.full or plain is None:
+    for key, load in loads.items():
+        plain = loads.get(replace(key, k=0))
+        if plain is None:
             continue
-        tokens, predicted = plain.tokens, None
-        if load.expected_token_s is not None and plain.expected_token_s is not None:
-            predicted = (tokens * load.expected_token_s, tokens * plain.expected_token_s)
+        both, tokens = (load, plain), plain.tokens
+        measured = [paired_seconds(each.visits, plain.visits, SETTLE) for each in both]
+        expected = [_expected_token_s(each, plain, rounds_of) for each in both]
+        by_visit = {
+            visit.number: tokens * np.array([visit.seconds, other.seconds])
+            for visit, other in shared_visits(load.visits, plain.visits)
+        }
+        seconds = tokens * np.array(measured, dtype=np.float64)
+        predicted_s = None if None in expected else tokens * np.array(expected, dtype=np.float64)
         rows.append(
-            Throughput(
-                load.key.concurrency,
-                load.key.group,
-                load.key.k,
-                tokens,
-                (load.seconds / load.tokens * tokens, plain.seconds),
-                predicted,
-                {
-                    visit.number: (visit.seconds * tokens, other.seconds * tokens)
-                    for visit, other in shared_visits(load.visits, plain.visits)
-                },
-            )
+            Throughput(key.concurrency, key.group, key.k, tokens, seconds, predicted_s, by_visit)
         )
     return rows
+
+
+def _expected_token_s(load: ClosedLoad, plain: ClosedLoad, rounds_of: RoundsOf) -> float | None:
+    """Seconds per token of the plain server's texts at the rounds that replay expects of them.
+
+    Each is R(K, B) / B. None where a text was not scored.
+    """
+    rounds = [each for timing in load.timings if (each := rounds_of(timing)) is not None]
+    if len(rounds) < len(load.timings):
+        return None
+    round_s = paired_seconds(_per_round(load, rounds_of), _per_round(plain, rounds_of), SETTLE)
+    share = sum(each.expected for each in rounds) / sum(each.tokens for each in rounds)
+    return None if round_s is None else round_s * share
+
+
+def _per_round(load: ClosedLoad, rounds_of: RoundsOf) -> list[Visit]:
+    """The visits whose rounds are known, with R(K, B) / B in place of seconds per token."""
+    return [
+        visit._replace(seconds=timing.seconds / rounds.taken)
+        for timing, visit in zip(load.timings, load.visits, strict=True)
+        if (rounds := rounds_of(timing)) is not None
+    ]
 
 
 def over_groups(
@@ -386,21 +351,20 @@ def over_groups(
     """
     total: list[Throughput] = []
     cells = grouped(rows, lambda row: (row.concurrency, name(row.group), row.k))
-    for (concurrency, group, k), sent in sorted(cells.items()):
-        counts = zip(sent, _factors(sent, weights), strict=True)
-        parts = [(part, factor) for part, factor in counts if factor > 0.0]
-        predicted = [(p.predicted_s, factor) for p, factor in parts if p.predicted_s is not None]
-        visits = set.intersection(*(set(part.by_visit) for part, _ in parts))
+    for cell, sent in sorted(cells.items()):
+        factors = _factors(sent, weights)
+        parts = [part for part, factor in zip(sent, factors, strict=True) if factor > 0.0]
+        factors = factors[factors > 0.0]
+        predicted = [part.predicted_s for part in parts if part.predicted_s is not None]
+        visits = set.intersection(*(set(part.by_visit) for part in parts))
         total.append(
             Throughput(
-                concurrency,
-                group,
-                k,
-                sum(factor * part.tokens for part, factor in parts),
-                _added([(part.seconds, factor) for part, factor in parts]),
-                _added(predicted) if len(predicted) == len(parts) else None,
-                {
-                    visit: _added([(part.by_visit[visit], factor) for part, factor in parts])
+                *cell,
+                tokens=float(factors @ [part.tokens for part in parts]),
+                seconds=_added(factors, [part.seconds for part in parts]),
+                predicted_s=_added(factors, predicted) if len(predicted) == len(parts) else None,
+                by_visit={
+                    visit: _added(factors, [part.by_visit[visit] for part in parts])
                     for visit in sorted(visits)
                 },
             )
@@ -408,39 +372,24 @@ def over_groups(
     return total
 
 
-def _factors(parts: Sequence[Throughput], weights: Weights) -> list[float]:
+def _factors(parts: Sequence[Throughput], weights: Weights) -> Array:
     """How many times each group counts, as if prompt sets had been sent by their weights."""
     sets = grouped(parts, lambda part: set_of(part.group))
     tokens = {name: sum(part.tokens for part in of_set) for name, of_set in sets.items()}
     names = [set_of(part.group) for part in parts]
-    factors = [(weights or {}).get(name, 0.0) / tokens[name] for name in names]
-    return factors if any(factors) else [1.0] * len(parts)
+    factors = np.array([(weights or {}).get(name, 0.0) / tokens[name] for name in names])
+    return factors if factors.any() else np.ones(len(parts))
 
 
-def _added(parts: Sequence[tuple[tuple[float, float], float]]) -> tuple[float, float]:
-    """The sums of pairs, each counted so many times."""
-    return sum(factor * one for (one, _), factor in parts), sum(f * two for (_, two), f in parts)
+def _added(factors: Array, seconds: Sequence[Array]) -> Array:
+    """The sum of seconds, each counted so many times."""
+    return (factors[:, None] * np.array(seconds)).sum(axis=0)
 
 
-def spread(pairs: Iterable[tuple[float, float]]) -> float | None:
+def spread(pairs: Iterable[Sequence[float] | Array]) -> float | None:
     """Relative standard deviation of ratios; None of fewer than two."""
     logs = [np.log(one / other) for one, other in pairs]
     return float(np.std(logs, ddof=1)) if len(logs) > 1 else None
-
-
-def without_visits(
-    timings: Sequence[LoadTiming], rounds_of: RoundsOf, weights: Weights = None
-) -> dict[int, list[Throughput]]:
-    """By visit, the throughputs of all groups that the other visits alone measure and predict.
-
-    Empty of a single visit.
-    """
-    visits = {timing.visit for timing in timings}
-    return {
-        visit: over_groups(throughputs(closed_loads(kept, rounds_of)), weights=weights)
-        for visit in sorted(visits)
-        if (kept := [timing for timing in timings if timing.visit != visit])
-    }
 
 
 def load_cells(
@@ -449,7 +398,7 @@ def load_cells(
     asked: int | None = None,
     weights: Weights = None,
 ) -> list[LoadCell]:
-    """A report's cells of the loads at one temperature: closed loops, then rates.
+    """A report's cells of the full loads at one temperature: closed loops, then rates.
 
     `asked` is the number of visits that the run asked for, if known.
     """
@@ -461,27 +410,23 @@ def load_cells(
         if concurrency and any(0 < (each.slots or 0) < concurrency for each in made)
     }
     cells: list[LoadCell] = []
-    for made in by_load(full_loads(timings)):
+    for made in by_load(timings):
         first, at = made[0], (made[0].concurrency or 0, made[0].k)
-        user_s = np.concatenate([each.user_s for each in made])
-        tokens = np.concatenate([each.returned for each in made])
+        tokens = sum(sum(each.returned) for each in made)
         cell = LoadCell(
             temperature=first.temperature,
             k=first.k,
             concurrency=first.concurrency,
             rate=first.rate,
-            requests=len(user_s),
-            tokens_per_second=float(tokens.sum()) / sum(each.seconds for each in made),
-            ms_per_token=1e3 * float(np.median(user_s / tokens)),
+            tokens_per_second=tokens / sum(each.seconds for each in made),
             slots=slots.get(at[0]),
         )
         total = totals.get(at)
         if total is not None:
             cell = replace(
                 cell,
-                tokens_per_second=total.tokens / total.seconds[0],
+                tokens_per_second=total.tokens_per_second,
                 throughput_ratio=total.measured,
-                predicted_ratio=total.predicted,
                 spread=spread(total.by_visit.values()),
                 visits=few_visits(len(total.by_visit), asked),
             )
@@ -504,20 +449,13 @@ def full_loads(timings: Iterable[LoadTiming]) -> list[LoadTiming]:
     def requests(t: LoadTiming) -> tuple[float, int, float, str, int]:
         return (t.temperature, t.concurrency or 0, t.rate or 0.0, t.group, t.k)
 
-    full: list[LoadTiming] = []
-    for made in grouped(timings, requests).values():
-        most = max(sum(each.budgets) for each in made)
-        full += [each for each in made if sum(each.budgets) == most]
-    return full
+    every = list(timings)
+    groups = grouped(every, requests)
+    most = {name: max(sum(each.budgets) for each in made) for name, made in groups.items()}
+    return [each for each in every if sum(each.budgets) == most[requests(each)]]
 
 
-def schedule(
-    temperature: float,
-    totals: Sequence[Throughput],
-    without: Mapping[int, Sequence[Throughput]],
-    *,
-    ends: bool = False,
-) -> Schedule:
+def schedule(temperature: float, totals: Sequence[Throughput], *, ends: bool = False) -> Schedule:
     """The K of the largest predicted throughput at each measured concurrency.
 
     Where nothing was predicted, the fastest measured. A K that lacks many visits which another has
@@ -525,56 +463,27 @@ def schedule(
 
     Args:
         totals: the throughputs of all groups.
-        without: by visit, what the others alone say of them (`without_visits`).
         ends: whether the largest concurrency is the most that the servers decode side by side, so
             that nothing is known above it.
     """
-    by_batch = grouped(totals, lambda row: row.concurrency)
+    by_batch = sorted(grouped(totals, lambda row: row.concurrency).items())
     entries: list[ScheduleEntry] = []
-    for at, (concurrency, every) in enumerate(sorted(by_batch.items())):
-        rows = _eligible(every)
-        best = max(rows, key=_ratio)
-        ranked = sorted(rows, key=_ratio, reverse=True)
-        ks = {row.k for row in rows}
-        chosen_without = {
-            visit: max(_eligible(of_batch), key=_ratio).k
-            for visit, others in without.items()
-            if (of_batch := [r for r in others if r.concurrency == concurrency and r.k in ks])
-        }
+    for concurrency, rows in by_batch:
+        enough = with_enough_visits({row.k: len(row.by_visit) for row in rows if row.k})
+        named = [row for row in rows if not row.k or row.k in enough]
+        best, *others = sorted(named, key=_ratio, reverse=True)
+        last = concurrency == by_batch[-1][0]
         entries.append(
             ScheduleEntry(
-                low=entries[-1].high + 1 if entries and entries[-1].high else 1,
-                high=None if at + 1 == len(by_batch) and not ends else concurrency,
+                low=entries[-1].concurrency + 1 if entries else 1,
+                high=None if last and not ends else concurrency,
                 concurrency=concurrency,
                 k=best.k,
-                tied=tuple(r.k for r in ranked if r is not best and not _leads(best, r)),
-                predicted_ratio=best.predicted,
+                tied=tuple(row.k for row in others if not _leads(best, row)),
                 measured_ratio=best.measured,
-                loss=_loss(rows, chosen_without),
             )
         )
     return Schedule(temperature, tuple(entries))
-
-
-def _eligible(rows: Sequence[Throughput]) -> list[Throughput]:
-    """Plain decoding, and the K that enough visits timed."""
-    enough = with_enough_visits({row.k: len(row.by_visit) for row in rows if row.k})
-    return [row for row in rows if not row.k or row.k in enough]
-
-
-def _loss(rows: Sequence[Throughput], chosen: Mapping[int, int]) -> float | None:
-    """The loss of the chosen K against the fastest of all visits, in visits not chosen by.
-
-    `chosen` is by visit the K that the others choose. None where fewer than two timed every K.
-    """
-    shared = [visit for visit in chosen if all(visit in row.by_visit for row in rows)]
-    if len(shared) < 2:
-        return None
-    logs = {
-        row.k: np.log([row.by_visit[v][1] / row.by_visit[v][0] for v in shared]) for row in rows
-    }
-    unseen = [logs[chosen[visit]][at] for at, visit in enumerate(shared)]
-    return 1.0 - math.exp(np.mean(unseen) - max(np.mean(each) for each in logs.values()))
 
 
 def _ratio(row: Throughput) -> float:
@@ -604,8 +513,7 @@ def _result_row(
     parts = [
         load
         for load in loads.values()
-        if load.full
-        and (load.key.concurrency, load.key.k) == (row.concurrency, row.k)
+        if (load.key.concurrency, load.key.k) == (row.concurrency, row.k)
         and set_of(load.key.group) == row.group
     ]
     first = parts[0].timings[0]
@@ -625,10 +533,10 @@ def _result_row(
         prompts=len({text for part in parts for text in part.timings[0].texts}),
         new_tokens=round(sum(part.tokens for part in parts)),
         rounds=None if None in rounds else sum(each or 0.0 for each in rounds),
-        ms_per_token=1e3 * row.concurrency * row.seconds[0] / row.tokens,
+        ms_per_token=1e3 * row.concurrency / row.tokens_per_second,
         ms_per_token_p50=float(np.percentile(user_ms, 50)),
         ms_per_token_p90=float(np.percentile(user_ms, 90)),
-        tokens_per_second=row.tokens / row.seconds[0],
+        tokens_per_second=row.tokens_per_second,
         speedup=row.measured,
         engine=engine,
         concurrency=row.concurrency,

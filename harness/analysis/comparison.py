@@ -7,8 +7,7 @@ taken against its own run's baseline, so a machine that is 10 % slower today can
 times per token show it.
 
 Runs of servers are compared in the same way: a greedy request at the time that its visits settle.
-What differs between two engines is no fault of a machine or a draft, and is not reported as one;
-`engine_rows` lists what each of them gained: with one pair, one machine and hard prompts K = 4 was
+Two engines differ more than most drafts do: with one pair, one machine and hard prompts K = 4 was
 1.05x on vLLM and 0.70x on llama.cpp (docs/validation.md).
 
 With 40 cells two differ by chance alone, so p-values are adjusted by Holm's method.
@@ -33,9 +32,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from harness.analysis.caveats.comparisons import (
-    different_devices,
     incomplete_run,
-    machine_changed,
     other_prompts,
     speedups_not_compared,
 )
@@ -48,19 +45,18 @@ from harness.analysis.cells import (
     judged,
     latest,
     new_tokens,
-    paired_sums,
     per_prompt,
     ratio,
     timed,
 )
 from harness.analysis.lossless import distrust, text_checks
+from harness.analysis.server_lossless import gates
 from harness.analysis.server_run import analyse_served
 from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import analyse_pair
-from harness.records import GREEDY, Trial, UserError, grouped
-from harness.serving.engines import OWN
-from harness.stats.jackknife import Estimate, exponential, holm, log_speedup, workload_ratio
+from harness.records import Trial, UserError, grouped
+from harness.stats.jackknife import Estimate, exponential, holm, workload_ratio
 from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.storage.manifest import SERVER
@@ -72,9 +68,6 @@ from harness.summary import (
     Comparison,
     ComparisonRow,
     Difference,
-    EngineRow,
-    RunCompared,
-    ServedSummary,
     Value,
     Values,
 )
@@ -83,8 +76,6 @@ ALL_SETS = "all"
 # Commands whose runs time generations
 COMMANDS = ("sweep", SERVER)
 SIGNIFICANT = 0.05
-# A plain token's time within this is that of the same machine, however certain the difference
-LEAST_CHANGE = math.log(1.03)
 SHOWN_HASH = 12
 # Differences shown first, in this order: the ends of dotted names in manifest.json and config.yaml.
 FIRST = (
@@ -106,13 +97,11 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
     names = _names(runs)
     setups = [Setup(run) for run in runs]
     reference = (analyse_served if setups[0].command == SERVER else analyse_pair)(setups[0])
-    others = (analyse_served(s).served if s.command == SERVER else None for s in setups[1:])
-    served = [reference.served, *others]
     rows: list[ComparisonRow] = []
     caveats: list[Caveat] = []
     compared: list[ComparedRun] = []
-    for name, setup, of_server in zip(names[1:], setups[1:], served[1:], strict=True):
-        pair = _Pair((names[0], name), (setups[0], setup), (served[0], of_server))
+    for name, setup in zip(names[1:], setups[1:], strict=True):
+        pair = _Pair((names[0], name), (setups[0], setup))
         pair_rows, pair_caveats = _compare_two(pair)
         if not pair_rows:
             raise UserError(f"runs: {names[0]} and {name} have no cell in common")
@@ -125,23 +114,6 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
         rows=tuple(rows),
         caveats=tuple(caveats),
         differences=_differences(runs),
-        engines=tuple(
-            row
-            for name, setup, of_server in zip(names, setups, served, strict=True)
-            if any(served)
-            for row in engine_rows(name, setup, of_server)
-        ),
-        every=tuple(
-            RunCompared(
-                name,
-                setup.command,
-                setup.draft or None,
-                *engine_of(setup),
-                setup.seed,
-                setup.weights or {},
-            )
-            for name, setup in zip(names, setups, strict=True)
-        ),
     )
 
 
@@ -150,12 +122,6 @@ class _Pair(NamedTuple):
 
     names: tuple[str, str]
     setups: tuple[Setup, Setup]
-    served: tuple[ServedSummary | None, ServedSummary | None]
-
-    @property
-    def one_engine(self) -> bool:
-        """True where both measured the same engine, of the same version."""
-        return engine_of(self.setups[0]) == engine_of(self.setups[1])
 
     @property
     def runs(self) -> tuple[StoredRun, StoredRun]:
@@ -191,12 +157,11 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[Caveat]]:
     blank = ComparisonRow(reference, name, *drafts, prompt_set=None, temperature=None, k=0)
     unlike = [*_unlike(pair)]
     shared = _shared_generations(pair)
-    caveats = [*_unfinished(pair), *_devices(pair), *unlike, *_shared_prompts(pair)]
-    caveats += _changed_machine(shared, pair)
+    caveats = [*_unfinished(pair), *unlike, *_shared_prompts(pair)]
     rows = _measured_rows(pair, shared, blank)
     cells: set[tuple[float | None, int]] = set()  # at which a server changes what is generated
-    for name, setup, served in zip(pair.names, pair.setups, pair.served, strict=True):
-        for temperature, k in sorted(not_lossless(setup, served)) if served else ():
+    for name, setup in zip(pair.names, pair.setups, strict=True):
+        for temperature, k in sorted(_not_lossless(setup)):
             place: Values = {"temperature": temperature, "k": k}
             caveats += speedups_not_compared.of(name, "not_lossless", **place)
             cells.add((temperature, k))
@@ -393,15 +358,6 @@ def _unfinished(pair: _Pair) -> Iterator[Caveat]:
         yield from incomplete_run.of(run, name)
 
 
-def _devices(pair: _Pair) -> Iterator[Caveat]:
-    devices: list[str] = []
-    for environment in (setup.environment for setup in pair.setups):
-        name = environment.device_name or environment.cpu
-        kind = environment.device or "an unknown device"
-        devices.append(f"{kind} ({name})" if name else "an unknown device")
-    yield from different_devices.of(pair.names, (devices[0], devices[1]))
-
-
 def _unlike(pair: _Pair) -> Iterator[Caveat]:
     """Why acceptance, and with it speedups, cannot be compared; none where they can."""
     for name, setup in zip(pair.names, pair.setups, strict=True):
@@ -440,26 +396,6 @@ def _shared_prompts(pair: _Pair) -> Iterator[Caveat]:
     )
 
 
-def _changed_machine(shared: Shared, pair: _Pair) -> Iterator[Caveat]:
-    """Where plain decoding took significantly longer in one of the runs, on the same engine.
-
-    By temperature, paired by the prompts that both runs decoded plainly.
-    """
-    if not pair.one_engine:
-        return
-    plain = {
-        temperature: [_per_token(side, decode_s) for side in zip(*cell.values(), strict=True)]
-        for (temperature, k), cell in shared.items()
-        if k == 0
-    }
-    p_values = holm([(after.log() - before.log()).p_value for before, after in plain.values()])
-    for (temperature, (before, after)), p_value in zip(plain.items(), p_values, strict=True):
-        change = abs(math.log(after.value / before.value))
-        if p_value is not None and p_value < SIGNIFICANT and change > LEAST_CHANGE:
-            ms = 1e3 * before.value, 1e3 * after.value
-            yield from machine_changed.of(pair.names, temperature, ms)
-
-
 def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
     """Every setting and every fact of the environment in which the runs differ."""
     entries = [dict(_entries(run)) for run in runs]
@@ -492,15 +428,7 @@ def _named_values(entries: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
             yield name, value
 
 
-# ---- what each engine gained ----
-
-
-def engine_of(setup: Setup) -> tuple[str, str | None]:
-    """Which engine a run measured, and its version; our own loop has none."""
-    engine = setup.engine
-    if engine is None or engine.name == OWN.name:
-        return OWN.name, None
-    return engine.name, engine.version
+# ---- what each run measured ----
 
 
 def timed_trials(setup: Setup) -> list[Trial]:
@@ -510,50 +438,9 @@ def timed_trials(setup: Setup) -> list[Trial]:
     return latest(timed(setup.run.trials))
 
 
-def not_lossless(setup: Setup, served: ServedSummary | None) -> set[tuple[float, int]]:
-    """The (temperature, K) at which a run's speculation changed what is generated."""
-    if served is not None:
-        return {(gate.temperature, gate.k) for gate in served.gates if gate.lossless is False}
-    doubtful = distrust(text_checks(setup.run.trials, setup.run.checks)) is not None
-    return {(GREEDY, k) for k in setup.ks} if doubtful else set()
-
-
-def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterator[EngineRow]:
-    """A measured run's speedups by temperature and K, then those under load.
-
-    Of the whole workload against the same engine's plain decoding, on the prompts that were timed
-    both plainly and at that K. Under load it is a ratio of throughputs without an interval.
-    `served` is what the run says of its server; None of our own loop's sweep.
-    """
-    engine, version = engine_of(setup)
-    changed = not_lossless(setup, served)
-
-    def row(
-        temperature: float,
-        k: int,
-        concurrency: int,
-        *speedup: float | None,
-        prompts: int | None = None,
-    ) -> EngineRow:
-        lossless = (temperature, k) not in changed
-        cell = (setup.draft, temperature, k, concurrency)
-        return EngineRow(name, engine, version, *cell, *speedup, lossless=lossless, prompts=prompts)
-
-    trials = timed_trials(setup)
-    for temperature in setup.temperatures:
-        of_k = grouped((t for t in trials if t.temperature == temperature), lambda trial: trial.k)
-        every_set = {trial.prompt_set for trial in of_k.get(0, ())}
-        for k in sorted(of_k.keys() - {0}):
-            # A sweep that ends with its verdicts (until=decided) times most K on a few prompts,
-            # with as many repetitions as these needed
-            sums = paired_sums(of_k[k], of_k.get(0, ()))
-            sets = [prompt_set for prompt_set, _ in sums]
-            if not sums or {*sets} != every_set:  # not the whole workload
-                continue
-            plain_s, plain_tokens, seconds, tokens = np.array([*sums.values()]).T
-            estimate = log_speedup(plain_s, plain_tokens, seconds, tokens, sets, setup.weights)
-            bounds = exponential(estimate.interval()) or (None, None)
-            yield row(temperature, k, 1, math.exp(estimate.value), *bounds, prompts=len(sums))
-    for load in served.load if served else ():
-        if load.k and (load.concurrency or 0) > 1 and load.slots is None:
-            yield row(load.temperature, load.k, load.concurrency or 0, load.throughput_ratio)
+def _not_lossless(setup: Setup) -> set[tuple[float, int]]:
+    """The (temperature, K) at which a server changes what is generated."""
+    if setup.engine is None:
+        return set()
+    made = gates(served_texts(setup))
+    return {(gate.temperature, gate.k) for gate in made if gate.lossless is False}

@@ -41,7 +41,7 @@ from harness.analysis.server_costs import shares_of_rounds
 from harness.records import LoadTiming
 from harness.serving.drafts import looks_up
 from harness.simulation.requests import Counts, Request
-from harness.simulation.server import Costs, Iteration, neighbours, sent_at_once, simulate
+from harness.simulation.server import Costs, Iteration, sent_at_once, simulate
 from harness.stats.jackknife import Array
 from harness.theory.speedup import BatchTimes, RoundTimes
 
@@ -78,7 +78,6 @@ class IterationCosts:
     plain: Starts
     speculative: Starts
     client_s: float = 0.0  # of a request, outside of the server
-    by_runs: bool = False  # whether `times` are of passes of neighbouring slots
     # context_tokens, context_token_s: in the cache of each request where an iteration takes
     # `times`, and what each token more takes
     context_tokens: float = 0.0
@@ -101,7 +100,6 @@ class IterationCosts:
             rows,
             starts.alone_s,
             starts.token_s,
-            self.by_runs,
             mixed_start_s=mixed_s,
             client_s=self.client_s,
             idle_s=starts.idle_s,
@@ -149,16 +147,13 @@ def rounds_of(request: Request, k: int) -> int:
 SentLoad = tuple[LoadTiming, Sequence[Request]]
 
 
-def fit_iterations(
-    loads: Sequence[SentLoad], slots: int, *, mixes: bool, by_runs: bool
-) -> IterationCosts | None:
+def fit_iterations(loads: Sequence[SentLoad], slots: int, *, mixes: bool) -> IterationCosts | None:
     """Fit what iterations cost.
 
     Args:
         loads: of plain servers and of some K, each with its requests; closed loops, and some at a
             rate where what a server costs after a pause shall be known.
         mixes: whether the engine puts prompts into iterations of requests that decode.
-        by_runs: whether each run of neighbouring slots is a pass of its own.
 
     Returns:
         None where the server tells no times of its own, or plain or speculative loads are missing.
@@ -166,7 +161,7 @@ def fit_iterations(
     ks = sorted({timing.k for timing, _ in loads})
     if not tells_times([timing for timing, _ in loads]) or len(ks) < 2 or ks[0] != 0:
         return None
-    costs = _first_guess(loads, slots, ks, mixes=mixes, by_runs=by_runs)
+    costs = _first_guess(loads, slots, ks, mixes=mixes)
     for time in range(1, ALTERNATIONS + 1):
         fitted = _fitted(_observed(loads, slots, ks[-1], costs), costs, last=time == ALTERNATIONS)
         if fitted is None:
@@ -194,7 +189,7 @@ def fit_without_texts(
 
 
 def _first_guess(
-    loads: Sequence[SentLoad], slots: int, ks: Sequence[int], *, mixes: bool, by_runs: bool
+    loads: Sequence[SentLoad], slots: int, ks: Sequence[int], *, mixes: bool
 ) -> IterationCosts:
     """From the medians over requests: what a round took, whoever was next to it."""
     paces: dict[int, float] = {}
@@ -216,7 +211,7 @@ def _first_guess(
     if any(not request.most.all() for requests in looked_up for request in requests):
         times = replace(times, round_s=((0, paces[0]), *times.round_s))
     by_batch = dict.fromkeys(range(1, slots + 1), times)
-    return IterationCosts(BatchTimes(by_batch), starts, starts, client_s, by_runs)
+    return IterationCosts(BatchTimes(by_batch), starts, starts, client_s)
 
 
 def _known(seconds: Sequence[float | None]) -> Array:
@@ -294,7 +289,6 @@ def _fitted(observed: _Observed, costs: IterationCosts, *, last: bool) -> Iterat
         plain,
         speculative,
         costs.client_s,
-        costs.by_runs,
         context_tokens=mean if context_token_s else 0.0,
         context_token_s=context_token_s,
         prefill_scatter_s=scatter_s,
@@ -387,7 +381,7 @@ def _counted(
     of_starts = kinds * slots + (STARTS if timing.k else 0)
 
     @cache
-    def of_pass(drafts: tuple[int, ...]) -> tuple[Array, float]:
+    def of_drafts(drafts: tuple[int, ...]) -> tuple[Array, float]:
         mean = np.mean([shares[len(drafts)][n] for n in drafts], axis=0)
         return mean, priced.more_steps_s(drafts)
 
@@ -395,12 +389,9 @@ def _counted(
         made = np.zeros(width)
         active = iteration.active
         if active:
-            numbers = [slot.number for slot in active]
-            for run in neighbours(numbers) if priced.by_runs else [slice(None)]:
-                drafts = tuple(iteration.drafts[run])
-                of_batch, more_steps_s = of_pass(drafts)
-                made[: kinds * slots].reshape(kinds, slots)[:, len(drafts) - 1] += of_batch
-                made[-1] += more_steps_s
+            of_batch, more_steps_s = of_drafts(tuple(iteration.drafts))
+            made[: kinds * slots].reshape(kinds, slots)[:, len(active) - 1] = of_batch
+            made[-1] = more_steps_s
         if iteration.entered:
             tokens = sum(requests[place].prompt_tokens for place in iteration.entered)
             made[of_starts + min(len(active), BY_SEVERAL)] = 1.0

@@ -249,7 +249,6 @@ def _stops_paying(curves: Sequence[Curve]) -> float | None:
 def caveats_of(server: PlannedServer, plan: Plan) -> Iterator[Caveat]:
     """The caveats of a plan, by what its server run measured."""
     yield from k_left_out.of(server.lossy, "not_lossless")
-    yield from plans.plan_separate_passes.of(server)
     yield from loads_disturbed.of(server.disturbed)
     yield from plans.plan_few_beyond.of(plan, 1.0 - WARM_UP)
     yield from plans.plan_not_measured.of(server, plan)

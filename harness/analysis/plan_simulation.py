@@ -25,7 +25,7 @@ import numpy as np
 
 from harness.analysis.batch_schedule import MOST_OTHERS, by_load, disturbed, full_loads
 from harness.analysis.plan import MOST, WARM_UP, bracket, goals_of, shared_rates
-from harness.analysis.planned_server import Server, at_usual_pace, passes_by_runs
+from harness.analysis.planned_server import Server, at_usual_pace
 from harness.analysis.setup import Setup, request_weights
 from harness.config import PlanConfig
 from harness.records import GREEDY, LoadTiming, PlanPolicy, SimulatedChoice, UserError
@@ -356,7 +356,6 @@ def facts_of(server: Server) -> PlannedServer:
         slots=server.slots,
         slots_timed=server.slots,
         lossy=server.lossy,
-        separate_passes=passes_by_runs(server.served.engine) if server.slots > 1 else False,
         prompts_priced=server.costs.plain.token_s > 0.0,
         disturbed=disturbed(loads, server.served.engine.clock),
         largest_rate=max((timing.rate for timing in server.arriving if timing.rate), default=None),

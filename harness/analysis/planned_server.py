@@ -90,12 +90,14 @@ class Server:
         """The costs of iterations by all of its loads, on the server's own clock.
 
         Raises:
-            UserError: its loads do not tell what requests side by side cost.
+            UserError: its loads do not tell what requests side by side cost, or these shared no
+                forward.
         """
         fitted = _fitted(self, [*self.loads.values()])
-        if fitted is not None:
-            return fitted
         setup, engine = self.served.setup, self.served.engine
+        if fitted is not None:
+            _check_one_forward(engine, f"run={setup.run.folder}")
+            return fitted
         timings = [timing for load in self.loads.values() for timing in load.timings]
         if engine.clock != "engine" or not tells_times(timings):
             raise UserError(
@@ -222,7 +224,6 @@ def _fitted(server: Server, loads: Sequence[ClosedLoad]) -> IterationCosts | Non
         _sent(server, loads),
         max((load.key.concurrency for load in loads), default=0),
         mixes=spec_of(engine.name).mixes_prompts,
-        by_runs=bool(passes_by_runs(engine)),
     )
 
 
@@ -273,13 +274,14 @@ def _why_untold(engine: ServingEngine) -> str:
     return f"this {spec_of(engine.name).title} does not tell them"
 
 
-def passes_by_runs(engine: ServingEngine) -> bool | None:
-    """True where neighbouring slots alone share a pass; None where that is not known."""
+def _check_one_forward(engine: ServingEngine, key: str) -> None:
     flag = spec_of(engine.name).unified_flag
-    if flag is None:
-        return False
     lines = [command.line for command in engine.commands if command.slots > 1]
-    return not any(flag in line.split() for line in lines) if lines else None
+    if flag is not None and lines and not any(flag in line.split() for line in lines):
+        raise UserError(
+            f"{key}: without {flag} its servers decode each run of neighbouring slots by itself,"
+            f" which is not simulated; measure it again without flags=[--no{flag[1:]}]"
+        )
 
 
 def _quiet(timings: Sequence[LoadTiming]) -> list[LoadTiming]:

@@ -29,10 +29,8 @@ from harness.analysis.replayed import Replays, by_prompt
 from harness.analysis.round_costs import (
     Latency,
     ServedTimes,
-    latency_of,
     latency_row,
     near,
-    visits_of,
 )
 from harness.analysis.server_costs import (
     Requests,
@@ -49,13 +47,8 @@ from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate, Evidence
 from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped, where
 from harness.serving.drafts import looks_up
-from harness.serving.engines import OWN
-from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Array, Variance, joined, speedup_interval
-from harness.summary import NotPredicted, RoundSummary, ServedCell, ServedCosts, ServedGate
-
-# Reasons for which no text is replayed, whatever rounds cost
-NO_REPLAY: tuple[NotPredicted, ...] = ("no_counting", "no_weights", "no_texts")
+from harness.summary import NotPredicted, RoundSummary, ServedCosts, ServedGate
 
 
 @dataclass(frozen=True, eq=False)
@@ -422,25 +415,6 @@ def _predicted_cell(server: TimedServer, row: ResultRow) -> _Prediction | None:
     return _Prediction(made, dict(zip(names, sums, strict=True)), error)
 
 
-def served_cells(server: TimedServer, rows: ServedRows) -> Iterator[ServedCell]:
-    """Prediction and measurement of every cell that drafts; of a K that was not, the former."""
-    measured = zip(rows.measured, rows.predicted, strict=True)
-    both = [(row, made) for row, made in measured if row.k and row.speedup is not None]
-    for row, made in (*both, *((None, made) for made in rows.unmeasured)):
-        known = row or made
-        assert known is not None
-        cell = _cell(known)
-        yield ServedCell(
-            prompt_set=cell.prompt_set,
-            temperature=cell.temperature,
-            k=cell.k,
-            speedup=row and row.speedup,
-            tokens_per_round=row and row.tokens_per_round,
-            predicted=made and made.speedup,
-            visits=row and server.texts.visits_lacking(cell),
-        )
-
-
 def _cell(row: ResultRow) -> Cell:
     assert row.temperature is not None
     return Cell(row.prompt_set or "", row.temperature, row.k)
@@ -465,26 +439,8 @@ def predicted_speedups(server: TimedServer, temperature: float) -> dict[int, flo
     return {name.k: speedup for name, speedup in speedups.items()}
 
 
-def own_latency(setup: Setup, temperature: float) -> Latency | None:
-    """The latency of our own loop, where the run timed it next to the server."""
-    visits = visits_of(setup.run.own_rounds, setup.draft, temperature)
-    return None if visits is None else latency_of((), visits)
-
-
-def own_evidence(server: TimedServer, temperature: float) -> Evidence | None:
-    """Predicted seconds at our own loop's round times; None where these are of no K."""
-    latency = own_latency(server.setup, temperature)
-    ks = [] if latency is None else [k for k in server.asked_ks if latency.rounds.covers(k)]
-    replays = plain_replays(server, temperature, ks, OWN.counting)
-    if latency is None or replays is None:
-        return None
-    return evidence_of(replays, {server.setup.draft: latency})
-
-
-def plain_replays(
-    server: TimedServer, temperature: float, ks: Sequence[int], counting: Counting | None = None
-) -> Replays | None:
-    """The plain server's texts at some K, counted as the engine does unless told otherwise.
+def plain_replays(server: TimedServer, temperature: float, ks: Sequence[int]) -> Replays | None:
+    """The plain server's texts at some K.
 
     Of prompts that were asked for few tokens of every K alone, those.
     """
@@ -496,6 +452,6 @@ def plain_replays(
     texts = served.texts(plain, 0, temperature)
     if rule is None or not ks or not texts.trials:
         return None
-    counts = {Candidate(draft, k): served.replayed(texts, k, counting) for k in ks}
+    counts = {Candidate(draft, k): served.replayed(texts, k) for k in ks}
     lookups = frozenset([draft] if texts.traces[0].chosen else [])
     return by_prompt(texts.traces, rule, counts, lookups)

@@ -12,7 +12,7 @@ above 0 no prediction: replay is of lossless sampling.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ from harness.analysis.caveats import of_setup, servers
 from harness.analysis.caveats.prompts import k_at_edge
 from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
 from harness.analysis.caveats.timing import predictions_off
-from harness.analysis.cells import Weights, completed, ratio, telling_rounds
+from harness.analysis.cells import completed, ratio, telling_rounds
 from harness.analysis.device import kv_bytes_per_token, model_bytes
 from harness.analysis.failures import failures
 from harness.analysis.lossless import by_text, distrust
@@ -36,16 +36,13 @@ from harness.analysis.predicted import evidence_of
 from harness.analysis.request_times import with_enough_visits
 from harness.analysis.server_lossless import failed_gates, gate_caveats, replay_holds
 from harness.analysis.server_predictions import (
-    NO_REPLAY,
     ServedRows,
     TimedServer,
-    own_evidence,
     plain_replays,
     predicted_evidence,
     recorded,
     request_rows,
     round_summaries,
-    served_cells,
     served_rows,
     timed_server,
 )
@@ -53,18 +50,16 @@ from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup, request_weights, run_facts, shares_of_sets
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
-from harness.analysis.waits import Goals, one_by_one, under_load
+from harness.analysis.waits import one_by_one, under_load
 from harness.records import GREEDY, Cell, ServingEngine, where
 from harness.serving.engines import OWN, spec_of
-from harness.stats.jackknife import CONFIDENCE, speedup_interval, token_weights
+from harness.stats.jackknife import token_weights
 from harness.stats.two_phase import look_shares
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
     Caveat,
     Doubt,
-    LoadCell,
-    OtherK,
     ServedK,
     ServedMemory,
     ServedSummary,
@@ -76,9 +71,6 @@ from harness.summary import (
     Visits,
 )
 
-# What gains more at another K by less than this share is not worth a sentence
-LEAST_GAIN = 0.01
-
 
 @dataclass(frozen=True, eq=False)
 class ServedRun:
@@ -87,7 +79,7 @@ class ServedRun:
     Attributes:
         loads: what the server took under load.
         unstable: the measured cells that cannot be right.
-        answered: every question, the server's, then our own loop's.
+        answered: every question, by temperature.
     """
 
     server: TimedServer
@@ -98,9 +90,8 @@ class ServedRun:
 
     @property
     def workloads(self) -> list[Answer]:
-        """The server's answers on the whole workload, by temperature."""
-        engine = self.server.texts.engine.name
-        return [each.workload for each in self.answered if each.question.engine == engine]
+        """The answers on the whole workload, by temperature."""
+        return [each.workload for each in self.answered]
 
 
 def served_run(setup: Setup) -> ServedRun:
@@ -118,9 +109,8 @@ def served_run(setup: Setup) -> ServedRun:
         texts.visits_asked,
         setup.weights,
     )
-    asked = [*_questions(server), *_own_questions(server)]
     decided = answered(
-        asked,
+        [*_questions(server)],
         lambda question: _doubt(server, unstable, question),
         weights=shares_of_sets(setup),
         seed=setup.seed,
@@ -151,8 +141,7 @@ def analyse_served(setup: Setup) -> Summary:
             *greedy_texts_differ.of(by_text(texts.checks)),
             *routing_ties.of(by_text(texts.checks)),
             *of_setup(setup, results),
-            # Of this server: another loop's best K says nothing of it
-            *k_at_edge.of(setup, [each for each in answers if each.engine == texts.engine.name]),
+            *k_at_edge.of(setup, answers),
         ),
         results=results,
         latency=tuple(request_rows(server)),
@@ -193,17 +182,6 @@ def _questions(server: TimedServer) -> Iterator[Question]:
         )
 
 
-def _own_questions(server: TimedServer) -> Iterator[Question]:
-    """The questions of our own loop, predicted; none of its own run."""
-    engine = server.texts.engine
-    if engine.name == OWN.name or server.not_predicted in NO_REPLAY:
-        return
-    for temperature in server.texts.temperatures:
-        evidence = own_evidence(server, temperature)
-        if evidence is not None:
-            yield Question(evidence, engine.rule, "replayed", OWN.name)
-
-
 def fewest_visits(texts: ServedTexts, temperature: float, k: int) -> Visits | None:
     """The fewest visits of a K on any prompt set; None where it has all."""
     cells = (Cell(name, temperature, k) for name in texts.sets_at(temperature))
@@ -213,14 +191,10 @@ def fewest_visits(texts: ServedTexts, temperature: float, k: int) -> Visits | No
 
 def _answered_ks(texts: ServedTexts, temperature: float) -> list[int]:
     """The K that an answer chooses from: those with enough visits."""
-    return _enough(
-        {k: fewest_visits(texts, temperature, k) for k in texts.ks_at(temperature)}, texts
-    )
-
-
-def _enough(lacking: Mapping[int, Visits | None], texts: ServedTexts) -> list[int]:
-    every = texts.visits_asked or 0
-    timed = {k: every if visits is None else visits.timed for k, visits in lacking.items()}
+    every, timed = texts.visits_asked or 0, dict[int, int]()
+    for k in texts.ks_at(temperature):
+        lacking = fewest_visits(texts, temperature, k)
+        timed[k] = every if lacking is None else lacking.timed
     return sorted(with_enough_visits(timed))
 
 
@@ -283,8 +257,6 @@ def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None
 def _doubt(server: TimedServer, unstable: Sequence[Unstable], question: Question) -> Doubt | None:
     """Why a question of the server's has no verdict: its texts or timings cannot be right."""
     temperature = question.evidence.temperature
-    if question.engine != server.texts.engine.name:
-        return None
     doubt = impossible(unstable, temperature)
     if temperature == GREEDY:
         judged = [check for check in server.texts.checks if check.result != "OPEN"]
@@ -308,7 +280,6 @@ def served_summary(run: ServedRun, latencies: tuple[UserLatency, ...] = ()) -> S
     if disturbed(server.setup.run.loads, engine.clock) is not None:
         changed |= {each.temperature for each in loads.schedules}
     schedules = [each for each in loads.schedules if each.temperature not in changed]
-    cells = sorted(served_cells(server, run.rows), key=lambda c: (c.prompt_set, c.temperature, c.k))
     return ServedSummary(
         engine=engine.name,
         version=engine.version,
@@ -316,9 +287,7 @@ def served_summary(run: ServedRun, latencies: tuple[UserLatency, ...] = ()) -> S
         clock=engine.clock,
         started=engine.started,
         commands=engine.commands,
-        cells=tuple(cells),
         by_k=tuple(_by_k(run)),
-        other_ks=tuple(other_ks(run)),
         latencies=latencies,
         gates=server.gates,
         costs=tuple(recorded(server, *each) for each in server.costs_by_temperature.items()),
@@ -339,7 +308,7 @@ def _by_k(run: ServedRun) -> Iterator[ServedK]:
         temperature = entry.question.evidence.temperature
         if entry.question.source != "measured":
             continue
-        evidence, costs = measured_evidence(server, temperature), server.costs(temperature)
+        evidence = measured_evidence(server, temperature)
         for name, speedup in evidence.speedups(weights).items():
             done = where(completed(server.texts.settled), k=name.k, temperature=temperature)
             done = [trial for trial in telling_rounds(done) if trial.rounds]
@@ -347,65 +316,7 @@ def _by_k(run: ServedRun) -> Iterator[ServedK]:
             sets = [trial.prompt_set for trial in done]
             factors = token_weights(sets, tokens, weights) if done else tokens
             rounds = float(factors @ np.array([trial.rounds or 0.0 for trial in done]))
-            priced = costs if costs and costs.times.covers(name.k) else None
-            yield ServedK(
-                temperature=temperature,
-                k=name.k,
-                speedup=speedup,
-                tokens_per_round=ratio(1.0, rounds),
-                round_cost=priced and priced.times.relative(name.k),
-            )
-
-
-def other_ks(run: ServedRun) -> Iterator[OtherK]:
-    """The prompt sets and temperatures that gain more at another K than at the headline's.
-
-    A prompt set of the headline's temperature, or the whole workload at another one. Nothing
-    where the headline is undecided, or speculation is in doubt.
-    """
-    server, weights = run.server, run.server.setup.weights
-    engine = server.texts.engine.name
-    asked = [entry for entry in run.answered if entry.question.engine == engine]
-    first = next(iter(asked), None)
-    if first is None or first.workload.decision == "undecided":
-        return
-    served_k = first.workload.k
-    evidence = measured_evidence(server, first.question.evidence.temperature)
-    sets = [name for name in sorted(set(evidence.prompt_sets)) if (weights or {}).get(name, 1)]
-    for name in sets if len(sets) > 1 else ():
-        yield from _other_k(evidence.only([name]), name, served_k, None)
-    for entry in asked:
-        if entry is not first and _doubt(server, run.unstable, entry.question) is None:
-            measured = measured_evidence(server, entry.question.evidence.temperature)
-            yield from _other_k(measured, "all", served_k, weights)
-
-
-def _other_k(
-    evidence: Evidence, prompt_set: str, served_k: int, weights: Weights
-) -> Iterator[OtherK]:
-    """The fastest K of some prompts, where it is another and gains more."""
-    timed = {0: evidence.baseline, **{name.k: t for name, t in evidence.candidates.items()}}
-    gains = evidence.speedups(weights).items()
-    speedups = {0: 1.0, **{name.k: speedup for name, speedup in gains}}
-    k = max(speedups, key=lambda each: speedups[each])
-    if served_k not in speedups or speedups[k] < (1.0 + LEAST_GAIN) * speedups[served_k]:
-        return
-    one, other, sets = timed[served_k], timed[k], evidence.prompt_sets
-    # It is the fastest of several by the same requests (Bonferroni)
-    level = 1.0 - (1.0 - CONFIDENCE) / max(1, len(evidence.candidates))
-    interval = speedup_interval(
-        one.seconds, one.tokens, other.seconds, other.tokens, sets, weights, level=level
-    )
-    yield OtherK(
-        temperature=evidence.temperature,
-        prompt_set=prompt_set,
-        k=k,
-        speedup=speedups[k],
-        served_k=served_k,
-        served_speedup=speedups[served_k],
-        ratio_lo=interval and interval.lo,
-        ratio_hi=interval and interval.hi,
-    )
+            yield ServedK(temperature, name.k, speedup, ratio(1.0, rounds))
 
 
 def _positions(run: ServedRun) -> Iterator[AcceptanceByPosition]:
@@ -427,19 +338,10 @@ def _positions(run: ServedRun) -> Iterator[AcceptanceByPosition]:
 def _latencies(run: ServedRun) -> tuple[UserLatency, ...]:
     """Waits of users, of requests sent one by one and of loads."""
     texts, setup = run.server.texts, run.server.setup
-    engine, weights, config = texts.engine, request_weights(setup), setup.run.config
-    tpot_ms, ttft_ms = config.get("tpot_ms"), config.get("ttft_ms")
-    goals = Goals(tpot_ms and tpot_ms / 1e3, ttft_ms and ttft_ms / 1e3)
-    loaded = {(c.temperature, c.concurrency, c.k): c.visits for c in run.loads.cells}
+    engine, weights = texts.engine, request_weights(setup)
+    loads = where(setup.run.loads, varying="")
     alone = one_by_one(texts.trials, engine, weights)
-    loads = under_load(where(setup.run.loads, varying=""), engine, weights, goals)
-    return (
-        *(replace(row, visits=fewest_visits(texts, row.temperature, row.k)) for row in alone),
-        *(
-            replace(row, visits=loaded.get((row.temperature, row.concurrency, row.k)))
-            for row in loads
-        ),
-    )
+    return (*alone, *under_load(loads, engine, weights))
 
 
 def _servers(server: TimedServer) -> StartedServers | None:
@@ -497,7 +399,7 @@ def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Cavea
     yield from servers.draft_served_in_other_dtype.of(texts.engine, scored)
     yield from servers.server_asked_less.of(setup)
     lacking = [
-        servers.FewerVisits(temperature, k, visits, k in _answered_ks(texts, temperature))
+        (temperature, k, visits)
         for temperature in texts.temperatures
         for k in texts.ks_at(temperature)
         if (visits := fewest_visits(texts, temperature, k)) is not None
@@ -506,18 +408,10 @@ def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Cavea
     yield from servers.loads_disturbed.of(disturbed(setup.run.loads, texts.engine.clock))
     yield from servers.server_queues.of(texts.engine, run.loads.cells)
     yield from servers.rate_beyond_capacity.of(latencies)
-    cells = run.loads.cells
     lacking = [
-        servers.FewerVisits(
-            cell.temperature, cell.k, cell.visits, _may_be_named(texts, cells, cell)
-        )
-        for cell in cells
+        (cell.temperature, cell.k, cell.visits)
+        for cell in run.loads.cells
         if cell.visits is not None
     ]
     yield from servers.server_visits_lacking.of(lacking, load=True)
     yield from predictions_off.of(run.rows.errors)
-
-
-def _may_be_named(texts: ServedTexts, cells: Sequence[LoadCell], cell: LoadCell) -> bool:
-    at = where(cells, temperature=cell.temperature, concurrency=cell.concurrency)
-    return not cell.k or cell.k in _enough({c.k: c.visits for c in at if c.k}, texts)

@@ -148,14 +148,11 @@ class ServedTexts:
         pairs = ((trial, self.trace_of(trial)) for trial in cell)
         return Texts(tuple((trial, trace) for trial, trace in pairs if trace is not None))
 
-    def replayed(self, texts: Texts, k: int, counting: Counting | None = None) -> Replayed:
-        """Expected counts at K, one entry per text.
-
-        As the engine accepts, and counts unless `counting` says otherwise.
-        """
+    def replayed(self, texts: Texts, k: int) -> Replayed:
+        """Expected counts at K, one entry per text."""
         rule = self.engine.rule
         assert rule is not None
-        return replay_texts(*self._as_served(texts, k, rule, counting))
+        return replay_texts(*self._as_served(texts, k, rule))
 
     def rounds_expected(self, texts: Texts, k: int, rule: Rule) -> tuple[Array, Array]:
         """Expected rounds of each text by an acceptance rule, and their variance."""
@@ -163,9 +160,9 @@ class ServedTexts:
         return replay_texts(*served).rounds, rounds_variance(*served)
 
     def _as_served(
-        self, texts: Texts, k: int, rule: Rule, counting: Counting | None = None
+        self, texts: Texts, k: int, rule: Rule
     ) -> tuple[list[Array], list[NDArray[np.intp]], int]:
-        counting = counting or self.counting
+        counting = self.counting
         assert counting is not None
         lengths = [trial.new_tokens or 0 for trial in texts.trials]
         started = {trial.cell for trial in self.setup.run.starts}

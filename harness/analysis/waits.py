@@ -25,32 +25,6 @@ PERCENTS = (50, 95, 99)
 
 
 @dataclass(frozen=True)
-class Goals:
-    """The longest waits that are wanted, seconds; None where there is no such goal."""
-
-    per_token_s: float | None = None
-    first_token_s: float | None = None
-
-    def met(self, waited: "Sequence[_Waited]", weights: Weights) -> float | None:
-        """The share of requests within the goals; None without one, or where waits are not told."""
-        counted = _counted(waited, weights)
-        asked = [
-            (goal, [getattr(each, name) for each in counted])
-            for name in ("per_token_s", "first_token_s")
-            if (goal := getattr(self, name)) is not None
-        ]
-        if not asked or not counted or any(None in values for _, values in asked):
-            return None
-        within = [np.array(values, dtype=np.float64) <= goal for goal, values in asked]
-        names = [each.prompt_set for each in counted]
-        shares = token_weights(names, np.ones(len(names)), weights)
-        return float(shares @ np.logical_and.reduce(within))
-
-
-NO_GOALS = Goals()
-
-
-@dataclass(frozen=True)
 class _Waited:
     """One request; None where the server does not tell."""
 
@@ -92,15 +66,9 @@ def _of_trial(trial: Trial, engine: ServingEngine) -> _Waited:
 
 
 def under_load(
-    timings: Sequence[LoadTiming],
-    engine: ServingEngine,
-    weights: Weights,
-    goals: Goals = NO_GOALS,
+    timings: Sequence[LoadTiming], engine: ServingEngine, weights: Weights
 ) -> Iterator[UserLatency]:
-    """By temperature, load and K, closed loops first; arguments as of `one_by_one`.
-
-    `goals` are those of requests that arrived at random.
-    """
+    """By temperature, load and K, closed loops first; arguments as of `one_by_one`."""
     for made in by_load(full_loads(timings)):
         waited = [each for timing in made for each in _of_load(timing, engine)]
         first = made[0]
@@ -109,11 +77,7 @@ def under_load(
         )
         if first.rate is not None:
             behind = [each for timing in made if (each := _behind(timing)) is not None]
-            row = replace(
-                row,
-                within_goals=goals.met(waited, weights),
-                behind=float(np.median(behind)) if behind else None,
-            )
+            row = replace(row, behind=float(np.median(behind)) if behind else None)
         waits = _waits(waited, weights)
         if waits:
             yield replace(row, **waits)

@@ -250,6 +250,14 @@ def encoded_conversations(
     return tuple(conversations)
 
 
+def encoded_turn(
+    tokenizer: Any, prompt: Prompt, turn: int, answers: Sequence[str | None], config: Config
+) -> EncodedPrompt:
+    """A turn of a conversation after the answers to those before it, empty where not known."""
+    upto = prompt.up_to(turn, [answer or "" for answer in answers])
+    return EncodedPrompt(upto, encode(tokenizer, upto, config.prompts))
+
+
 def check_lengths(
     prompts: Sequence[EncodedPrompt], config: Config, models: Sequence[Vocabulary]
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from harness import formatting as fmt
 from harness.analysis.lossless import greedy_pairs
+from harness.commands.checks import encoded_turn
 from harness.commands.opening import reserve
 from harness.commands.pair import Config, Pair, Scoring, Target
 from harness.commands.progress import Bar, progress
@@ -26,7 +27,6 @@ from harness.measurement.generations import Request
 from harness.measurement.lossless import compare_texts
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.load import Vocabulary
-from harness.models.tokenizer import encode
 from harness.records import BrokenLogitsError, NotMeasured, TextKey, Trial
 from harness.storage import RunFolder
 from harness.summary import DistributionTest, TextCheck, TextLikelihood
@@ -42,14 +42,14 @@ def with_turns(folder: RunFolder, opened: Opened, config: Config) -> Opened:
     a resumed run continue the same conversation.
     """
     tokenizer, conversations = opened.target.tokenizer, opened.conversations
+    if all(len(prompt.turns) == 1 for prompt in conversations):
+        return opened  # with their only turns
     answers = [list(prompt.answers) for prompt in conversations]
     for prompt, given in zip(conversations, answers, strict=True):
         given += [None] * (len(prompt.turns) - 1 - len(given))
 
     def turn_of(index: int, turn: int) -> EncodedPrompt:
-        before = [text or "" for text in answers[index][: turn - 1]]
-        prompt = conversations[index].up_to(turn, before)
-        return EncodedPrompt(prompt, encode(tokenizer, prompt, config.prompts))
+        return encoded_turn(tokenizer, conversations[index], turn, answers[index], config)
 
     for turn in range(1, max(len(prompt.turns) for prompt in conversations)):
         waiting = [i for i, given in enumerate(answers) if given[turn - 1 : turn] == [None]]

@@ -67,7 +67,6 @@ from harness.records import Prompt, TextTrace, grouped
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cards_table, cost_table
 from harness.reporting.tables.specification import Column, Table, table
-from harness.serving.engines import OWN
 from harness.serving.round_counting import shorter_budget
 from harness.stats.two_phase import LOOKS
 from harness.theory.architecture import architecture_of
@@ -192,8 +191,6 @@ def print_server(
         **_load_rows(config, turns),
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
     }
-    if config.score and config.own_loop and config.engine != OWN.name:
-        rows["the harness's loop"] = "its rounds are timed too (own_loop=false leaves them out)"
     # On machines that are not known here, or on this one, which costs nothing
     if config.gpu is None:
         rows |= _time_here(config, turns, synthetic=synthetic)

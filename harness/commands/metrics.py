@@ -18,21 +18,22 @@ from harness.records import GREEDY, Scrape, ServingEngine, UserError
 from harness.serving.engines import spec_of
 from harness.storage import RunFolder, load
 from harness.storage.manifest import SERVER
-from harness.theory.speedup import StepTimes
 
 # Between the two scrapes
 INTERVAL_S = 60.0
-TIMES = ("draft_ms", "target_ms", "verify_ms")
 
 
 def run(config: ReportConfig) -> Outcome:
     """Scrape the server, say what it did in between, and store the scrapes as a run.
 
     Raises:
-        UserError: times that cannot be, no server or one without counters or speculation, one that
+        UserError: a run without times, no server or one without counters or speculation, one that
             was restarted, or no round between two scrapes.
     """
-    inputs = _given_times(config)  # refused before anybody waits
+    # Refused before anybody waits
+    inputs = MeasuredInputs()
+    if config.latency_from is not None:
+        inputs = _times_of_run(config.latency_from, config.temperature)
     with progress("asking who answers"):
         server = CountingServer(str(config.metrics), api_key(config.api_key_env))
     _check_drafts(server, server.first)
@@ -78,7 +79,6 @@ def _folder(config: ReportConfig, server: CountingServer, inputs: MeasuredInputs
     settings = {
         "metrics": config.metrics,
         "latency_from": config.latency_from,
-        **{key: getattr(config, key) for key in TIMES},
         "results_root": config.results_root,
         "seed": config.seed,
         "model": {"name": name},
@@ -99,32 +99,6 @@ def _folder(config: ReportConfig, server: CountingServer, inputs: MeasuredInputs
 
 
 # ---- times of rounds -----------------------------------------------------------------------------
-
-
-def _given_times(config: ReportConfig) -> MeasuredInputs:
-    """Times of rounds, of a run or typed; empty where none are given.
-
-    Raises:
-        UserError: of both, of half a pair, or that cannot be.
-    """
-    typed = [key for key in TIMES if getattr(config, key) is not None]
-    if config.latency_from is not None:
-        if typed:
-            raise UserError(f"latency_from and {typed[0]}: give one of the two")
-        return _times_of_run(config.latency_from, config.temperature)
-    if not typed:
-        return MeasuredInputs()
-    for key in ("draft_ms", "target_ms"):
-        if getattr(config, key) is None:
-            raise UserError(f"{key}: not given, and {typed[0]} alone prices no round")
-    verify_s = tuple(value / 1e3 for value in config.verify_ms or ())
-    # Refuses what is no time
-    StepTimes((config.draft_ms or 0.0) / 1e3, (config.target_ms or 0.0) / 1e3, verify_s)
-    return MeasuredInputs(
-        draft_ms=config.draft_ms,
-        target_ms=config.target_ms,
-        verify_ms=tuple(config.verify_ms or ()) or None,
-    )
 
 
 def _times_of_run(name: str, temperature: list[float] | None) -> MeasuredInputs:

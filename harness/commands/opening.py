@@ -6,7 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness.commands.checks import GRAPHS_KEEP_NO_STATES, check_lengths, encoded_conversations
+from harness.commands.checks import (
+    GRAPHS_KEEP_NO_STATES,
+    check_lengths,
+    encoded_conversations,
+    encoded_turn,
+)
 from harness.commands.pair import (
     Config,
     HeadPair,
@@ -27,7 +32,6 @@ from harness.models.heads.files import head_memory_need
 from harness.models.load import LoadedModel, Vocabulary
 from harness.models.memory import MemoryNeed, check_fits
 from harness.models.probe import cached_model, wants_graphs
-from harness.models.tokenizer import encode
 from harness.records import Prompt, UserError
 
 STEPS_READ_BACK = "adaptive drafting reads every draft step back, which a recorded graph cannot"
@@ -66,10 +70,7 @@ def _open_target(config: Config, prompts: Sequence[Prompt], eager_because: str |
         )
     whole = encoded_conversations(target.tokenizer, prompts, config)
     positions = reserve(whole, config, [(target, model)])
-    first = tuple(
-        EncodedPrompt(turn, encode(target.tokenizer, turn, config.prompts))
-        for turn in (prompt.up_to(1, ()) for prompt in prompts)
-    )
+    first = tuple(encoded_turn(target.tokenizer, prompt, 1, (), config) for prompt in prompts)
     context = max((entry.tokens for entry in first), key=len)
     with progress("choosing the number of threads") as bar:
         environment.settle_threads(config.threads, [model], context, expect=bar.expect, tick=bar)

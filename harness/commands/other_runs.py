@@ -18,7 +18,6 @@ from harness.config import (
     AuditionConfig,
     DecodeConf,
     ModelConf,
-    ServerConfig,
     SweepConfig,
     is_folder,
 )
@@ -404,31 +403,6 @@ def check_draft_of(
     for temperature in temperatures if costs is not None else ():
         assert costs is not None
         priced_by(costs, name, kind, entry or ModelEntry(), temperature)
-
-
-def stored_own_rounds(config: ServerConfig) -> list[RoundTiming]:
-    """The rounds of our own loop in `latency_from`; none where it is not given.
-
-    Raises:
-        UserError: there are none of this pair at these temperatures.
-    """
-    if config.latency_from is None:
-        return []
-    source, model, draft = load(config.latency_from), config.model.name, config.draft.name
-    timed = source.own_rounds if source.door == SERVER else source.rounds
-    rounds = [
-        timing
-        for timing in timed
-        if (timing.model, timing.draft, timing.batch) == (model, draft, 1)
-        and timing.temperature in config.temperature
-    ]
-    absent = {*config.temperature} - {timing.temperature for timing in rounds if timing.k}
-    if absent:
-        raise UserError(
-            f"latency_from={config.latency_from}: no round times of {model} with {draft} at "
-            f"temperature={min(absent):g}; {_how_to_get(source)}"
-        )
-    return rounds
 
 
 def _check_typed(config: AuditionConfig, draft: str, target_ms: float, *, lookup: bool) -> None:

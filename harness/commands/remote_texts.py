@@ -6,11 +6,11 @@ that it lacks.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from harness import prompts as prompt_sets
-from harness.commands.checks import SERVERS_RETURN_NO_STATES
+from harness.commands.checks import SERVERS_RETURN_NO_STATES, encoded_turn
 from harness.commands.completions import stored_text, text_requests, trial_of
 from harness.commands.draft_scoring import (
     DraftResult,
@@ -34,7 +34,7 @@ from harness.measurement.target_texts import GeneratedText
 from harness.models.device import resolve_device
 from harness.models.load import NotEligible, Vocabulary, load_vocabulary
 from harness.models.probe import check_length
-from harness.models.tokenizer import check_thinking, encode
+from harness.models.tokenizer import check_thinking
 from harness.records import Prompt, TextKey, Trial, UserError
 from harness.storage import RunFolder
 from harness.storage.manifest import ModelEntry, TextsFrom
@@ -75,7 +75,12 @@ def audition_texts(
     check_target_of(times.engine, config.model, ModelEntry())
     with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
         target = load_vocabulary(config.model)
-    turns = tuple(_encoded_turns(config, prompts, target))
+    check_thinking(target.tokenizer, prompts, config.prompts)
+    turns = tuple(
+        encoded_turn(target.tokenizer, prompt, number, prompt.answers, config)
+        for prompt in prompts
+        for number in prompt.answered
+    )
     requests = text_requests(target, turns, config)
     stored = {trial.key: trial for trial in folder.trials.read()} if folder else {}
     waiting = [request for request in requests if request.key not in stored]
@@ -110,17 +115,6 @@ def audition_texts(
 
         each_draft(folder, texts, drafts, measure, generation_s, watch=watch, debug=config.debug)
     return folder
-
-
-def _encoded_turns(
-    config: AuditionConfig, prompts: Sequence[Prompt], target: Vocabulary
-) -> Iterator[EncodedPrompt]:
-    """Every turn of every conversation, after the answers to earlier ones."""
-    check_thinking(target.tokenizer, prompts, config.prompts)
-    for prompt in prompts:
-        for number in prompt.answered:
-            turn = prompt.up_to(number, [answer or "" for answer in prompt.answers])
-            yield EncodedPrompt(turn, encode(target.tokenizer, turn, config.prompts))
 
 
 def _complete(

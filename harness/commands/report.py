@@ -35,7 +35,6 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "k": ("records",),
     "temperature": ("records", "metrics"),
     **dict.fromkeys(("api_key_env", "latency_from"), ("metrics",)),
-    **dict.fromkeys(("draft_ms", "target_ms", "verify_ms"), ("metrics",)),
 }
 # What fail_below does not go with, and why
 NOT_JUDGED = {

@@ -7,6 +7,7 @@ loses no measurement. `Outcome` is what it returns to whoever started it.
 Nothing here imports torch: `--help` of every command imports this module.
 """
 
+import logging
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
-from harness.commands.progress import fetching, progress
+from harness.commands.progress import fetching, progress, say
 from harness.config import AuditionConfig, PairConfig
 from harness.measurement.environment import CardWatch, OtherLoad
 from harness.records import BrokenLogitsError, NotMeasured, Prompt, UserError, Verbose, in_one_line
@@ -27,6 +28,8 @@ from harness.summary import Summary
 
 if TYPE_CHECKING:
     import torch
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,25 @@ def concluded(folder: RunFolder, *, verbose: Verbose) -> Outcome:
         return Outcome(folder.path, 1, error)
     folder.note(status=status)
     return shown(summary, folder.path, int(bool(summary.failures)), verbose=verbose)
+
+
+def answer_so_far(folder: RunFolder, label: str, *, page: bool = False) -> None:
+    """Store and say what is known while a run goes on, with `page` in a report, too.
+
+    Whatever goes wrong in it does not end the run.
+    """
+    from harness import reporting
+    from harness.reporting.sentences.verdict import of_answers
+
+    try:
+        summary = analyse(load(folder.path))
+        write_analysis(folder, summary)
+        if page:
+            reporting.render(summary, folder.path)
+        if any(answer.prompt_set == "all" for answer in summary.answers):
+            say(f"{label}: {' '.join(of_answers(summary)[:1])}")
+    except Exception as error:  # the run's end analyses it again
+        _log.warning("%s: no answer yet (%s)", label, in_one_line(error))
 
 
 def write_analysis(folder: RunFolder, summary: Summary) -> None:

@@ -2,40 +2,34 @@
 
 The requests of servers are listed in `tasks`, how they are started or attached to in
 `server_start`, the visits that send them in `server_visits`, and what the weights say of returned
-texts in `server_scores`. Where only a tokenizer is here (score=false) there is nothing of the last.
+texts in `server_judging`. Where only a tokenizer is here (score=false) there is little of the last.
 """
-
-from collections.abc import Sequence
 
 from harness.commands.checks import Problems, Vocabularies, check_run, without_too_long
 from harness.commands.dry_run import print_server
 from harness.commands.eligible_drafts import mtp_layers
 from harness.commands.opening import check_memory
-from harness.commands.other_runs import stored_own_rounds
 from harness.commands.run_lifecycle import (
     Outcome,
+    answer_so_far,
     begin,
     concluded,
     load_prompts,
     measuring,
-    note_models,
     resumed,
 )
-from harness.commands.server_requests import Workload, check_turns, open_workload
-from harness.commands.server_scores import judge, score
+from harness.commands.server_judging import judge, score
+from harness.commands.server_requests import check_turns, open_workload
 from harness.commands.server_start import (
     is_synthetic,
     states_of_servers,
     try_addresses,
 )
-from harness.commands.server_visits import INTERRUPTED, answer_so_far, measure
-from harness.commands.timing import time_own_loop
+from harness.commands.server_visits import measure
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of
 from harness.models.load import load_vocabulary
-from harness.records import GREEDY, NotInstalledError, RoundTiming, UserError
-from harness.serving.engines import OWN
-from harness.storage import RunFolder
+from harness.records import GREEDY, NotInstalledError, UserError
 from harness.storage.manifest import SERVER
 
 
@@ -84,7 +78,6 @@ def run(config: ServerConfig) -> Outcome:
     problems = Problems()
     if here:
         problems.of(startable)
-    own_rounds = problems.of(stored_own_rounds, config) or []
     check_run(config, prompts, [config.draft], problems, read)
     if config.dry_run:
         states = states_of_servers(config, adapter)
@@ -102,23 +95,10 @@ def run(config: ServerConfig) -> Outcome:
     try:
         with measuring(folder, work.measured_on):
             work = work.with_turns(folder)
-            work = measure(folder, work, adapter)
+            work = measure(folder, work)
             score(folder, work)
             judge(folder, work)
-            _time_own_loop(folder, work, own_rounds)
     except KeyboardInterrupt:
-        answer_so_far(folder, INTERRUPTED)
+        answer_so_far(folder, "interrupted", page=True)
         raise
     return concluded(folder, verbose=config.verbose)
-
-
-def _time_own_loop(folder: RunFolder, work: Workload, stored: Sequence[RoundTiming]) -> None:
-    """Time rounds of the harness's loop, or copy those of another run, where that is asked for."""
-    known = folder.own_rounds.read()
-    if new := [timing for timing in stored if timing not in known]:
-        folder.own_rounds.append(*new)
-    if work.config.engine == OWN.name or stored or not work.config.own_loop:
-        return
-    with work.weights() as pair:
-        note_models(folder, pair.describe().models)
-        time_own_loop(folder, pair, work.config)

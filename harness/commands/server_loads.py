@@ -8,11 +8,9 @@ from itertools import product
 import numpy as np
 
 from harness.commands.progress import progress
-from harness.commands.server_failures import Failures
-from harness.commands.server_requests import Workload
+from harness.commands.server_requests import Failures, Workload
 from harness.commands.server_start import check_vocabulary, side_by_side, started
 from harness.commands.tasks import PLAIN, Role, load_slots, varying_roles
-from harness.engines.adapters import Adapter
 from harness.engines.protocol import Server
 from harness.measurement.clock import undisturbed
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, warm_up
@@ -23,7 +21,7 @@ from harness.storage import RunFolder
 FAILED_VISITS = 2
 
 
-def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures: Failures) -> None:
+def measure_loads(folder: RunFolder, work: Workload, failures: Failures) -> None:
     """Put requests side by side on servers that have room for them, visit by visit."""
     config = work.config
     loads = [Load(rate=rate) for rate in config.rate or ()]
@@ -37,10 +35,9 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
     }
     visits = [*product(range(config.repetitions), config.temperature)]
     roles = [Role(k) for k in work.ks if Role(k) not in failures.dead]
-    groups_of_roles = [*side_by_side(roles, work, adapter)]
+    groups_of_roles = side_by_side(roles, work)
     for role in varying_roles(config):  # whose K may be one that is measured, too
-        groups = side_by_side([PLAIN, role], work, adapter)
-        groups_of_roles += [group for group in groups if role in group]
+        groups_of_roles += [each for each in side_by_side([PLAIN, role], work) if role in each]
 
     def left_out(role: Role, error: UserError) -> bool:
         failures.of_load(role, error)
@@ -54,7 +51,7 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
         waiting = [each for each in visits if any((*each, *c) not in stored for c in compared)]
         if not waiting:
             continue
-        with started(folder, work, adapter, group, slots=slots, left_out=left_out) as servers:
+        with started(folder, work, group, slots=slots, left_out=left_out) as servers:
             # No request was sent to these alone
             varying = [role for role in servers if role.varying]
             if all(_completes(work, role, servers[role], failures) for role in varying):

@@ -12,11 +12,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from time import monotonic
 
+import psutil
+
+from harness import formatting as fmt
 from harness.analysis.looks import searched_next
+from harness.commands.looks import Stopwatch
+from harness.commands.progress import progress, say
+from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import this_machine
+from harness.commands.server_requests import Workload
+from harness.commands.server_start import check_card, is_synthetic, started
 from harness.commands.tasks import (
+    PLAIN,
     EncodedPrompt,
+    Role,
     ServerTask,
     ServerTasks,
     everything,
@@ -24,11 +35,14 @@ from harness.commands.tasks import (
 )
 from harness.config import ServerConfig
 from harness.records import UserError
+from harness.storage import RunFolder
 from harness.storage.manifest import AskedLess
 
 # A speculating request's time / a plain one's, and an emitted token's there, before any is timed
 SLOWER = 2.0
 SHORT_TEXT, FEW_PROMPTS = 64, 12
+# Tokens that a server is warmed up with, and that its pace is read off
+WARM_TOKENS = 8
 # Bytes a second of a disk
 READ_FROM_DISK = 5e8
 # Of the budget, what the requests that choose a K may take, and what is planned for of it, for a
@@ -210,3 +224,61 @@ def left_out(asked: AskedLess, whole: AskedLess) -> str:
 def listed(values: Iterable[float]) -> str:
     """Numbers as "1, 2, 0.5"."""
     return ", ".join(f"{value:g}" for value in values)
+
+
+# ---- the plan of a run --------------------------------------------------------------------------
+
+
+def planned(folder: RunFolder, work: Workload, watch: Stopwatch) -> Workload:
+    """The workload, or what fits into the budget of it, said with how long it will take."""
+    if folder.manifest.asked_less is not None:
+        return work.asking(folder.manifest.asked_less)
+    config, prompts, budget_s = work.config, work.prompts, watch.budget_s
+    if budget_s is None or any(trial.status == "ok" for trial in folder.trials.read()):
+        return work
+    with resumable(folder):
+        check_card(folder, work, [Role(k) for k in work.ks])
+        pace = _pace(folder, work)
+    whole, synthetic = everything(config, prompts), is_synthetic(config, work.adapter)
+    asked, needs = fitted(config, prompts, pace, watch.left_s, synthetic=synthetic)
+    watch.budget_s = budget_s - needs.judging  # which follows the requests
+    if asked != whole:
+        folder.note(asked_less=asked)
+        work = work.asking(asked)
+    if not asked.everything:
+        longer = expected(whole, config, prompts, pace, synthetic=synthetic)
+        say(
+            f"everything would take about {fmt.duration(longer.total_s)}, and budget_s="
+            f"{budget_s:g}; asked for is less: {left_out(asked, whole)}"
+        )
+    config = work.config
+    texts = f"{len(work.prompts)} prompts of {config.new_tokens} tokens at most"
+    free, first = psutil.virtual_memory().available, ""
+    if config.until == "decided":
+        first = f", a first answer after about {fmt.duration(needs.choosing)}"
+    say(
+        f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: at most about"
+        f" {fmt.duration(needs.total_s)}{first}; this process holds"
+        f" {psutil.Process().memory_info().rss / 1e9:.1f} GB while servers are timed, and"
+        f" {free / 1e9:.1f} GB are free"
+    )
+    return work
+
+
+def _pace(folder: RunFolder, work: Workload) -> Pace:
+    """The plain server's pace, by a request of median length for a few tokens."""
+    begun, few = monotonic(), max(1, min(WARM_TOKENS, work.config.new_tokens - 1))
+    with (
+        progress("timing the plain server"),
+        started(folder, work, [PLAIN], slots=1) as servers,
+    ):
+        start_s, server = monotonic() - begun, servers[PLAIN]
+        entry = work.median
+        asked = work.request(entry, work.config.temperature[0], 0, 0).asked
+        done = server.generate(asked._replace(budget=1 + few))
+        decode_s = done.decode_s
+        if decode_s is None:  # a difference of two prefills, each with its noise
+            one_s = server.generate(asked._replace(budget=1)).request_s
+            decode_s = max(0.0, done.request_s - one_s)
+    prefill_s = max(0.0, done.request_s - decode_s)
+    return Pace(start_s, prefill_s / len(entry.tokens), decode_s / few)

@@ -1,10 +1,11 @@
-"""The workload of a server run: a pair's prompts, and the request of each task.
+"""The workload of a server run: a pair's prompts, the request of each task, and what failed.
 
 Weights are in memory while they are needed, and not while servers are timed (`Workload.weights`).
+Failed requests are stored, so that cells say so (`Failures`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import cast
@@ -17,16 +18,44 @@ from harness.commands.opening import open_pair
 from harness.commands.pair import Pair, described
 from harness.commands.requests import completion, hash_of, sampling_of
 from harness.commands.run_lifecycle import Described
-from harness.commands.tasks import PROMPTS_OF_EVERY_K, EncodedPrompt, ServerTask, asking
+from harness.commands.tasks import (
+    PLAIN,
+    PROMPTS_OF_EVERY_K,
+    EncodedPrompt,
+    Role,
+    ServerTask,
+    asking,
+    varying_roles,
+)
 from harness.config import ServerConfig
+from harness.engines.adapters import Adapter, adapter_of
 from harness.engines.protocol import Completion
 from harness.measurement.generations import Request
 from harness.measurement.server_request import ReturnedText
 from harness.models.load import Vocabulary, load_vocabulary
-from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, grouped
+from harness.records import (
+    Measurement,
+    NotMeasured,
+    Prompt,
+    Rule,
+    ServerClock,
+    TextKey,
+    Trial,
+    UserError,
+    grouped,
+    in_one_line,
+)
 from harness.serving.engines import OWN
 from harness.storage import RunFolder
 from harness.storage.manifest import AskedLess, Manifest
+
+# How what a server did not answer is noted: tasks that are no trials, by their file, and loads
+NOTES: Mapping[str, Measurement] = {
+    "rounds": "server_rounds",
+    "starts": "server_starts",
+    "probes": "server_rounds",
+}
+LOADS: Measurement = "server_loads"
 
 
 @dataclass(frozen=True)
@@ -54,6 +83,7 @@ class Workload:
     Attributes:
         conversations, prompts: as of `harness.commands.opening.Target`.
         pair: the target with what drafts for it, where the harness's loop serves them.
+        adapter: the engine's.
         of_each_set: prompts of each set by which the K to measure is chosen.
     """
 
@@ -62,6 +92,7 @@ class Workload:
     prompts: tuple[EncodedPrompt, ...]
     vocabulary: Vocabulary
     pair: Pair | None
+    adapter: Adapter
     of_each_set: int = PROMPTS_OF_EVERY_K
 
     @property
@@ -112,6 +143,11 @@ class Workload:
         """Every K, plain decoding first."""
         return [0, *self.config.speculative_ks]
 
+    @property
+    def median(self) -> EncodedPrompt:
+        """The prompt of median length."""
+        return sorted(self.prompts, key=lambda entry: len(entry.tokens))[len(self.prompts) // 2]
+
     def describe(self, known: Manifest | None) -> Described:
         """The manifest's entries of a run; models that are `known`, and not here, are left out."""
         if self.pair is not None:
@@ -154,13 +190,14 @@ class Workload:
             rule=cast("Rule", config.decode.rule or "ratio"),
         )
 
+    def entry(self, prompt_set: str, prompt: str) -> EncodedPrompt:
+        """The prompt of that name."""
+        at = prompt_set, prompt
+        return next(e for e in self.prompts if (e.prompt.prompt_set, e.prompt.id) == at)
+
     def returned(self, trial: Trial) -> ReturnedText:
         """A stored text, with the request that it answers."""
-        entry = next(
-            entry
-            for entry in self.prompts
-            if (entry.prompt.prompt_set, entry.prompt.id) == (trial.prompt_set, trial.prompt)
-        )
+        entry = self.entry(trial.prompt_set, trial.prompt)
         request = self.request(entry, trial.temperature, trial.k, trial.repetition)
         request_s = (trial.prefill_s or 0.0) + (trial.decode_s or 0.0)
         completion = Completion(trial.tokens or (), trial.stop_reason or "budget", request_s)
@@ -180,14 +217,15 @@ def open_workload(
     config: ServerConfig, prompts: Sequence[Prompt], read: Vocabularies | None = None
 ) -> Workload:
     """Read the target's tokenizer, or load the pair that the harness's loop is to serve."""
+    adapter = adapter_of(config)
     if config.engine == OWN.name:
         pair = open_pair(config, prompts)
-        return Workload(config, pair.conversations, pair.prompts, pair.target, pair)
+        return Workload(config, pair.conversations, pair.prompts, pair.target, pair, adapter)
     read = read or Vocabularies(config)
     vocabulary = read.of(config.model) or load_vocabulary(config.model)  # which refuses random ones
     encoded = read.encoded(vocabulary, prompts)
     check_lengths(encoded, config, [vocabulary])
-    return Workload(config, tuple(prompts), encoded, vocabulary, None)
+    return Workload(config, tuple(prompts), encoded, vocabulary, None, adapter)
 
 
 def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
@@ -222,3 +260,51 @@ def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
         elif lacking:
             waiting += [*plain, *lacking]
     return waiting
+
+
+class Failures:
+    """Failed requests to servers, and servers that are asked no more."""
+
+    def __init__(self, folder: RunFolder, work: Workload) -> None:
+        self._folder = folder
+        self.dead: set[Role] = set()
+        roles = [Role(k, rejects) for k in work.ks for rejects in (False, True)]
+        roles += varying_roles(work.config)
+        retried = [_missing(role, what) for role in roles for what in (*NOTES.values(), LOADS)]
+        folder.note_not_measured(retried=retried)
+
+    def of_task(self, task: Task, error: UserError) -> None:
+        """A request has no answer."""
+        line = in_one_line(error)
+        if task.file == "trials":
+            self._folder.trials.append(task.request.as_trial(status="failed", error=line))
+        else:
+            self._folder.note_not_measured(_missing(task.role, NOTES[task.file], line))
+
+    def of_server(self, role: Role, error: UserError, left: Sequence[Task]) -> None:
+        """A server is asked no more: what is lost with it is marked as failed.
+
+        Its own tasks are, and all with the one that decodes plainly, for they are not compared with
+        anything any more: of each K the trials of one visit, and notes.
+        """
+        line = in_one_line(error)
+        lost = [
+            task
+            for task in left
+            if task.role == role or (role == PLAIN and task.role not in self.dead)
+        ]
+        self.dead.add(role)
+        visits: dict[Role, int] = {}
+        for task in lost:
+            if task.file == "trials" and task.visit == visits.setdefault(task.role, task.visit):
+                self._folder.trials.append(task.request.as_trial(status="failed", error=line))
+        notes = (_missing(task.role, NOTES[task.file], line) for task in lost if task.file in NOTES)
+        self._folder.note_not_measured(*dict.fromkeys(notes))
+
+    def of_load(self, role: Role, error: UserError) -> None:
+        """A server did not answer under load."""
+        self._folder.note_not_measured(_missing(role, LOADS, in_one_line(error)))
+
+
+def _missing(role: Role, what: Measurement, error: str = "") -> NotMeasured:
+    return NotMeasured(what, error, k=role.k, rejects=role.rejects, varying=role.varying)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from itertools import pairwise, takewhile
+from itertools import pairwise, product, takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -31,24 +31,16 @@ from harness.commands.tasks import (
     priced_by_other_sets,
     varying_roles,
 )
-from harness.config import ModelConf, ServerConfig
+from harness.config import ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.adapters import (
-    Adapter,
-    OpenedPair,
-    ToServe,
-    adapter_of,
-    attached,
-    kind_of,
-)
+from harness.engines.adapters import Adapter, OpenedPair, ToServe, attached, kind_of
 from harness.engines.http_server import CardMemory, StartedEngine
 from harness.engines.protocol import (
     Asked,
     EngineFacts,
     Server,
     ServerDiedError,
-    StartableEngine,
 )
 from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
@@ -63,7 +55,6 @@ from harness.records import (
     ServerMemory,
     ServingEngine,
     UserError,
-    Varying,
     in_one_line,
 )
 from harness.serving.drafts import DRAFTS
@@ -113,8 +104,8 @@ def try_addresses(
 
 
 def _refuse_the_drafts_model(plain: Server, config: ServerConfig) -> None:
-    served, target, draft = plain.model_name, _names(config.model), _names(config.draft)
-    if served is not None and _names_of(served) & draft - target:
+    served, (target, draft) = plain.model_name, (config.model, config.draft)
+    if _names(served) & _names(draft.id, draft.gguf) - _names(target.id, target.gguf):
         raise UserError(
             f"{plain.where}: it serves {served}, which is the draft's model; the first address is"
             " that of a server that decodes with the target alone"
@@ -158,13 +149,10 @@ def _tried(config: ServerConfig, ids: Sequence[int], sampling: SamplingParameter
     return Asked(ids, sampling, config.seed, min(TRIED_TOKENS, config.new_tokens))
 
 
-def _names(conf: ModelConf) -> set[str]:
-    return _names_of(conf.id) | (_names_of(conf.gguf) if conf.gguf is not None else set())
-
-
-def _names_of(name: str) -> set[str]:
-    """A hub id or path as it is written, and its last part, which servers are often named by."""
-    return {name.casefold(), name.rstrip("/").rpartition("/")[2].casefold()}
+def _names(*names: str | None) -> set[str]:
+    """Hub ids or paths as they are written, and last parts, which servers are often named by."""
+    known = [name.casefold() for name in names if name is not None]
+    return {*known, *(name.rstrip("/").rpartition("/")[2] for name in known)}
 
 
 def states_of_servers(config: ServerConfig, adapter: Adapter) -> dict[str, str]:
@@ -229,7 +217,7 @@ def check_target(folder: RunFolder, work: Workload, pair: Pair) -> None:
     )
 
 
-def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
+def to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
     """The models that the engine is to serve, with room for `slots` requests side by side."""
     pair, opened = work.pair, None
 
@@ -253,11 +241,6 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
     )
 
 
-def draft_engine(folder: RunFolder, work: Workload) -> StartableEngine | None:
-    """The engine of the draft alone; see `Adapter.start_draft`."""
-    return adapter_of(work.config).start_draft(_to_serve(folder, work, slots=1))
-
-
 def _scored_in(work: Workload) -> str | None:
     """The dtype that the target is loaded in to score texts; None where that is not known."""
     config = work.config
@@ -267,7 +250,7 @@ def _scored_in(work: Workload) -> str | None:
     return None if need is None else str(need.dtype).removeprefix("torch.")
 
 
-def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
+def settle_threads(folder: RunFolder, work: Workload) -> None:
     """Note how many threads each server gets: as asked for, else the fewest that are fast enough.
 
     An engine's own default is all processors, which for a small model, or next to other work, is
@@ -277,7 +260,8 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     if work.config.threads != "auto" or work.clock == "cpu":
         asked = 1 if work.config.threads == "auto" else int(work.config.threads)
         folder.note(server_threads=asked)
-    start = adapter.start if work.config.url is None and adapter.spec.tries_threads else None
+    tries = work.config.url is None and work.adapter.spec.tries_threads
+    start = work.adapter.start if tries else None
     if folder.manifest.server_threads is not None or start is None:
         return
     cores = psutil.cpu_count(logical=False) or 1
@@ -288,7 +272,7 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     seconds: dict[int, float] = {}
     with progress("choosing the servers' threads", len(counts)) as tick:
         for count in counts:
-            serve = replace(_to_serve(folder, work, slots=1), threads=count)
+            serve = replace(to_serve(folder, work, slots=1), threads=count)
             try:
                 with start(serve).open(0) as server:
                     for _ in range(2):  # the second is the one that counts
@@ -313,12 +297,17 @@ def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
     return known[adapter.spec.synthetic]
 
 
-def times_rejecting(folder: RunFolder, work: Workload, adapter: Adapter) -> bool:
+def asks_everything(folder: RunFolder) -> bool:
+    """True where a run has time for all that it was configured to ask."""
+    less = folder.manifest.asked_less
+    return less is None or less.everything
+
+
+def times_rejecting(folder: RunFolder, work: Workload) -> bool:
     """True where a run that measures every K also times servers that reject every draft."""
-    asked, config = folder.manifest.asked_less, work.config
-    less = asked is not None and not asked.everything
+    config, less = work.config, not asks_everything(folder)
     by_others = priced_by_other_sets(config, work.prompts, less=less)
-    return is_synthetic(config, adapter) and not by_others
+    return is_synthetic(config, work.adapter) and not by_others
 
 
 def every_k(folder: RunFolder, config: ServerConfig) -> bool:
@@ -327,37 +316,34 @@ def every_k(folder: RunFolder, config: ServerConfig) -> bool:
     return config.until == "all" or (chosen is not None and chosen.why_all is not None)
 
 
-def side_by_side(roles: Sequence[Role], work: Workload, adapter: Adapter) -> Iterator[list[Role]]:
+def side_by_side(roles: Sequence[Role], work: Workload) -> list[list[Role]]:
     """Roles that run side by side, plain decoding in each group where there is room for two."""
-    most, plain_role = _at_a_time(work, adapter), PLAIN
-    if len(roles) <= most or most == 1 or plain_role not in roles:
-        for start in range(0, len(roles), most):
-            yield list(roles[start : start + most])
-        return
-    others = [role for role in roles if role != plain_role]
-    for start in range(0, len(others), most - 1):
-        yield [plain_role, *others[start : start + most - 1]]
+    most = _at_a_time(work)
+    if len(roles) <= most or most == 1 or PLAIN not in roles:
+        return [list(roles[start : start + most]) for start in range(0, len(roles), most)]
+    others, most = [role for role in roles if role != PLAIN], most - 1
+    return [[PLAIN, *others[start : start + most]] for start in range(0, len(others), most)]
 
 
-def all_stay(work: Workload, adapter: Adapter) -> bool:
+def all_stay(work: Workload) -> bool:
     """True where the plain server fits side by side with all that are started to choose a K."""
     most = most_started(len(work.ks) - 1, len(work.config.temperature))
-    return stay(work, adapter) and _at_a_time(work, adapter) > most
+    return stay(work) and _at_a_time(work) > most
 
 
-def stay(work: Workload, adapter: Adapter) -> bool:
+def stay(work: Workload) -> bool:
     """True where servers stay while texts are scored: not on a card, whose memory that takes."""
     started_on_card = torch.cuda.is_available() and work.config.url is None
-    return not (adapter.spec.alone or (started_on_card and work.pair is None))
+    return not (work.adapter.spec.alone or (started_on_card and work.pair is None))
 
 
-def _at_a_time(work: Workload, adapter: Adapter) -> int:
+def _at_a_time(work: Workload) -> int:
     config = work.config
     if config.servers != "auto":
         return int(config.servers)
     if config.url is not None or config.engine == OWN.name:
         return len(work.ks) * 2
-    if adapter.spec.alone:
+    if work.adapter.spec.alone:
         return 1
     needed = sum(_weight_bytes(work).values())
     free = psutil.virtual_memory().available
@@ -410,7 +396,6 @@ def _card_memory(work: Workload, k: int, servers: int) -> CardMemory | None:
 def started(
     folder: RunFolder,
     work: Workload,
-    adapter: Adapter,
     roles: Sequence[Role],
     *,
     slots: int,
@@ -422,7 +407,7 @@ def started(
         slots: requests that each has room for.
         left_out: whether to go on without a server that does not start or answer.
     """
-    config, serve = work.config, _to_serve(folder, work, slots=slots)
+    config, adapter, serve = work.config, work.adapter, to_serve(folder, work, slots=slots)
     servers: dict[Role, Server] = {}
     with ExitStack() as stack:
         with progress(f"starting {config.engine}", len(roles)) as tick:
@@ -449,18 +434,19 @@ def started(
         yield servers
 
 
-def check_card(folder: RunFolder, work: Workload, adapter: Adapter, roles: Sequence[Role]) -> None:
+def check_card(folder: RunFolder, work: Workload, roles: Sequence[Role]) -> None:
     """Refuse a card with too little free for the largest of these servers, before any is started.
 
     Raises:
         UserError: what is needed, and what is free.
     """
-    if work.config.url is not None or adapter.start is None or not adapter.spec.alone:
+    start, alone = work.adapter.start, work.adapter.spec.alone
+    if work.config.url is not None or start is None or not alone:
         return
     k = max(role.k for role in roles)
-    memory = _card_memory(work, k, min(len(roles), _at_a_time(work, adapter)))
-    serve = replace(_to_serve(folder, work, slots=load_slots(work.config)), memory=memory)
-    engine = adapter.start(serve)
+    memory = _card_memory(work, k, min(len(roles), _at_a_time(work)))
+    serve = replace(to_serve(folder, work, slots=load_slots(work.config)), memory=memory)
+    engine = start(serve)
     if isinstance(engine, StartedEngine):
         engine.memory_flags(k)
 
@@ -475,10 +461,13 @@ def _note_memory(folder: RunFolder, engine: Any, role: Role, slots: int) -> None
         folder.note(server_memory=(*folder.manifest.server_memory, entry))
 
 
-def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Server) -> None:
+def note_engine(folder: RunFolder, work: Workload, server: Server) -> None:
     """Write the manifest's entry; refuse to resume a run on another engine or version."""
     config, facts = work.config, server.facts
-    counting = facts.spec.counting
+    counting, most = facts.spec.counting, load_slots(config)
+    alone = () if config.url is not None else product(sorted({1, most}), map(Role, work.ks))
+    commands = [_command(folder, work, role, slots) for slots, role in alone]
+    varying = {each.varying: _command(folder, work, each, most) for each in varying_roles(config)}
     entry = ServingEngine(
         name=facts.spec.name,
         version=facts.version,
@@ -488,12 +477,12 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
         draft_top_k=facts.spec.draft_top_k,
         draft_by_temperature=facts.spec.draft_by_temperature,
         clock=work.clock,
-        synthetic=every_k(folder, config) and times_rejecting(folder, work, adapter),
+        synthetic=every_k(folder, config) and times_rejecting(folder, work),
         started=config.url is None,
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
-        commands=tuple(_commands(folder, work, adapter)),
-        varying=_varying_commands(folder, work, adapter),
-        dtype=_to_serve(folder, work, slots=1).dtype if adapter.spec.one_dtype else None,
+        commands=tuple(each for each in commands if each is not None),
+        varying={name: each for name, each in varying.items() if each is not None},
+        dtype=to_serve(folder, work, slots=1).dtype if work.adapter.spec.one_dtype else None,
     )
     if folder.manifest.engine is None:
         folder.note(engine=entry)
@@ -508,33 +497,13 @@ def stored_facts(folder: RunFolder) -> EngineFacts:
     return EngineFacts(spec_of(entry.name), entry.version, entry.rule)
 
 
-def _commands(folder: RunFolder, work: Workload, adapter: Adapter) -> Iterator[ServerCommand]:
-    if work.config.url is not None:
-        return
-    assert adapter.start is not None
-    for slots in sorted({1, load_slots(work.config)}):
-        engine = adapter.start(_to_serve(folder, work, slots=slots))
-        for k in work.ks:
-            if command := engine.command(k):
-                yield _as_typed_here(command)
-
-
-def _varying_commands(
-    folder: RunFolder, work: Workload, adapter: Adapter
-) -> dict[Varying, ServerCommand]:
-    """The commands of the servers whose K changes while they serve."""
-    commands: dict[Varying, ServerCommand] = {}
-    for role in varying_roles(work.config):
-        assert adapter.start is not None
-        serve = _to_serve(folder, work, slots=load_slots(work.config))
-        engine = adapter.start(replace(serve, varying=role.varying))
-        if command := engine.command(role.k):
-            commands[role.varying] = _as_typed_here(command)
-    return commands
-
-
-def _as_typed_here(command: ServerCommand) -> ServerCommand:
-    """With paths below the current folder that start there."""
+def _command(folder: RunFolder, work: Workload, role: Role, slots: int) -> ServerCommand | None:
+    """How a server is started, with paths below the current folder that start there."""
+    assert work.adapter.start is not None
+    serve = replace(to_serve(folder, work, slots=slots), varying=role.varying)
+    command = work.adapter.start(serve).command(role.k)
+    if command is None:
+        return None
     below = rf"(?<![\w./-]){re.escape(f'{Path.cwd()}/')}"
     lines = (re.sub(below, "", line or "") for line in (command.line, command.production))
     return replace(command, **dict(zip(("line", "production"), lines, strict=True)))

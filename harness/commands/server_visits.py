@@ -20,25 +20,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 
-import psutil
-
-from harness import formatting as fmt
-from harness.analysis import analyse
 from harness.analysis.looks import best_started, served_decided, to_start
-from harness.commands.progress import progress, say
-from harness.commands.run_lifecycle import resumable, write_analysis
-from harness.commands.server_failures import Failures
-from harness.commands.server_greedy_texts import judge_greedy_texts, judge_the_rest
+from harness.commands.looks import Stopwatch
+from harness.commands.progress import progress
+from harness.commands.run_lifecycle import answer_so_far, resumable
+from harness.commands.server_judging import judge_greedy_texts, judge_the_rest, score
 from harness.commands.server_loads import measure_loads
-from harness.commands.server_plan import Pace, expected, fitted, left_out
-from harness.commands.server_requests import Task, Workload, waiting_of
-from harness.commands.server_scores import score
+from harness.commands.server_plan import WARM_TOKENS, planned
+from harness.commands.server_requests import Failures, Task, Workload, waiting_of
 from harness.commands.server_start import (
     all_stay,
+    asks_everything,
     check_card,
     check_vocabulary,
     every_k,
-    is_synthetic,
     note_engine,
     settle_threads,
     side_by_side,
@@ -48,16 +43,13 @@ from harness.commands.server_start import (
 )
 from harness.commands.tasks import (
     PLAIN,
-    EncodedPrompt,
     Role,
     chosen_tasks,
     every_k_tasks,
-    everything,
     plain_tasks,
     probe_tasks,
 )
 from harness.engines import turns
-from harness.engines.adapters import Adapter
 from harness.engines.protocol import (
     RefusedError,
     RequestFailedError,
@@ -67,15 +59,7 @@ from harness.engines.protocol import (
 )
 from harness.measurement.clock import undisturbed
 from harness.measurement.server_request import ask
-from harness.records import (
-    RoundTiming,
-    Trial,
-    UserError,
-    grouped,
-    in_one_line,
-)
-from harness.reporting import render
-from harness.reporting.sentences.verdict import of_answers
+from harness.records import RoundTiming, Trial, UserError, grouped
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import Ended, ServedKs, WhyAll
@@ -84,25 +68,17 @@ _log = logging.getLogger(__name__)
 Line = Trial | RoundTiming | None  # what is stored of an answer
 # Requests of a server without an answer, one after the other, after which it is asked no more
 FAILED_IN_A_ROW = 3
-# How the answer of a run that was stopped is labelled
-INTERRUPTED = "interrupted"
 # The lowest status of an error that is the server's and not the request's
 SERVER_ERROR = 500
 WHY_ALL: Mapping[WhyAll, str] = {
     "server_failed": "a server that was to tell what its rounds cost failed",
     "no_costs": "few requests do not tell what rounds cost here",
 }
-
-
-# Tokens that a server is warmed up with, and that its pace is read off
-WARM_TOKENS = 8
-# When a run says anew how long it takes, by what was timed
-AGAIN_S = 60.0
 # Visits after a part of which a run that measures every K gives its first answer
 FIRST_PART = 4
 
 
-def measure(folder: RunFolder, work: Workload, adapter: Adapter) -> Workload:
+def measure(folder: RunFolder, work: Workload) -> Workload:
     """Ask the servers for what the folder lacks: one at a time, then side by side.
 
     Returns:
@@ -111,12 +87,12 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter) -> Workload:
     Raises:
         UserError: the servers are not what was asked for, or do not start, and nothing is measured.
     """
-    budget = Budget(work.config.budget_s)
+    watch = Stopwatch(folder, work.config.budget_s)
     with resumable(folder):
-        settle_threads(folder, work, adapter)
-    work = _planned(folder, work, adapter, budget)
+        settle_threads(folder, work)
+    work = planned(folder, work, watch)
     failures, going = Failures(folder, work), True
-    visits = _Visits(folder, work, adapter, failures, budget)
+    visits = _Visits(folder, work, failures, watch)
     if not every_k(folder, work.config):
         going = _measure_chosen(visits)
         if every_k(folder, work.config):
@@ -125,117 +101,9 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter) -> Workload:
     if going and every_k(folder, work.config):
         going = _measure_every_k(visits)
     if going:
-        judge_the_rest(folder, work, adapter)
-        measure_loads(folder, work, adapter, failures)
-    failures.say()
+        judge_the_rest(folder, work)
+        measure_loads(folder, work, failures)
     return work
-
-
-class Budget:
-    """Seconds that a run may take from here on, and what its requests were expected to take."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self._until = math.inf if seconds is None else monotonic() + seconds
-        self.seconds, self.pace = seconds, Pace(0.0, 0.0, 0.0)
-        self._begun, self._said = monotonic(), False
-
-    def reserve(self, seconds: float) -> None:
-        """Keep so many for what follows the requests."""
-        self._until -= seconds
-
-    @property
-    def left_s(self) -> float:
-        """Seconds left of the budget; infinite without one."""
-        return self._until - monotonic()
-
-    def expected_s(self, task: Task) -> float:
-        """Seconds of a request, by the pace of the plain server."""
-        return self.pace.task_s(task, task.request.budget)
-
-    def say_again(self, tasks: Sequence[Task], done: int, since: float) -> None:
-        """Once, after a minute: how long these tasks will take, as they were timed so far."""
-        now = monotonic()
-        before_s = sum(map(self.expected_s, tasks[:done]))
-        if self._said or now - self._begun < AGAIN_S or not before_s or len(tasks) == done:
-            return
-        self._said = True
-        left_s = (now - since) / before_s * sum(map(self.expected_s, tasks[done:]))
-        say(f"these {len(tasks)} requests: about {fmt.duration(left_s)} left, as timed so far")
-
-
-def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget) -> Workload:
-    """The workload, or what fits into the budget of it, said with how long it will take."""
-    if folder.manifest.asked_less is not None:
-        return work.asking(folder.manifest.asked_less)
-    if budget.seconds is None or any(trial.status == "ok" for trial in folder.trials.read()):
-        return work
-    with resumable(folder):
-        check_card(folder, work, adapter, [Role(k) for k in work.ks])
-        budget.pace = _pace(folder, work, adapter)
-    before, whole = work, everything(work.config, work.prompts)
-    synthetic = is_synthetic(work.config, adapter)
-    pace, left_s = budget.pace, budget.left_s
-    asked, needs = fitted(work.config, work.prompts, pace, left_s, synthetic=synthetic)
-    budget.reserve(needs.judging)
-    if asked != whole:
-        folder.note(asked_less=asked)
-        work = work.asking(asked)
-    if not asked.everything:
-        longer = expected(whole, before.config, before.prompts, pace, synthetic=synthetic)
-        say(
-            f"everything would take about {fmt.duration(longer.total_s)}, and budget_s="
-            f"{budget.seconds:g}; asked for is less: {left_out(asked, whole)}"
-        )
-    config = work.config
-    texts = f"{len(work.prompts)} prompts of {config.new_tokens} tokens at most"
-    free, first = psutil.virtual_memory().available, ""
-    if config.until == "decided":
-        first = f", a first answer after about {fmt.duration(needs.choosing)}"
-    say(
-        f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: at most about"
-        f" {fmt.duration(needs.total_s)}{first}; this process holds"
-        f" {psutil.Process().memory_info().rss / 1e9:.1f} GB while servers are timed, and"
-        f" {free / 1e9:.1f} GB are free"
-    )
-    return work
-
-
-def _pace(folder: RunFolder, work: Workload, adapter: Adapter) -> Pace:
-    """The plain server's pace, by a request of median length for a few tokens."""
-    begun, few = monotonic(), max(1, min(WARM_TOKENS, work.config.new_tokens - 1))
-    with (
-        progress("timing the plain server"),
-        started(folder, work, adapter, [PLAIN], slots=1) as servers,
-    ):
-        start_s, server = monotonic() - begun, servers[PLAIN]
-        entry = _median(work)
-        asked = work.request(entry, work.config.temperature[0], 0, 0).asked
-        done = server.generate(asked._replace(budget=1 + few))
-        decode_s = done.decode_s
-        if decode_s is None:  # a difference of two prefills, each with its noise
-            one_s = server.generate(asked._replace(budget=1)).request_s
-            decode_s = max(0.0, done.request_s - one_s)
-    prefill_s = max(0.0, done.request_s - decode_s)
-    return Pace(start_s, prefill_s / len(entry.tokens), decode_s / few)
-
-
-def _median(work: Workload) -> EncodedPrompt:
-    """The prompt of median length."""
-    return sorted(work.prompts, key=lambda entry: len(entry.tokens))[len(work.prompts) // 2]
-
-
-def answer_so_far(folder: RunFolder, label: str) -> None:
-    """Store and say what is known; whatever goes wrong in it does not end the run."""
-    try:
-        summary = analyse(load(folder.path))
-        write_analysis(folder, summary)
-        if label == INTERRUPTED:
-            render(summary, folder.path)
-        known = [answer for answer in summary.answers if answer.prompt_set == "all"]
-        if known:
-            say(f"{label}: {' '.join(of_answers(summary)[:1])}")
-    except Exception as error:  # the run goes on, and its end analyses it again
-        _log.warning("%s: no answer yet (%s)", label, in_one_line(error))
 
 
 # ---- one K, that replay chooses ----------------------------------------------------------------
@@ -264,9 +132,8 @@ class _Visits:
 
     folder: RunFolder
     work: Workload
-    adapter: Adapter
     failures: Failures
-    budget: Budget
+    watch: Stopwatch
     kept: _Answering | None = None
 
     def answer(self, label: str) -> None:
@@ -281,9 +148,9 @@ def _measure_chosen(visits: _Visits) -> bool:
     Returns:
         Whether plain decoding is still there to be compared with.
     """
-    folder, work, adapter = visits.folder, visits.work, visits.adapter
+    folder, work = visits.folder, visits.work
     with ExitStack() as stack:
-        visits = replace(visits, kept=_Answering(stack) if all_stay(work, adapter) else None)
+        visits = replace(visits, kept=_Answering(stack) if all_stay(work) else None)
         chosen = folder.manifest.served_ks
         if chosen is None:
             chosen = _choose(visits)
@@ -292,7 +159,7 @@ def _measure_chosen(visits: _Visits) -> bool:
             folder.note(served_ks=chosen)
             if chosen.why_all is not None:
                 _log.warning("every K is measured: %s", WHY_ALL[chosen.why_all])
-                engine, synthetic = folder.manifest.engine, times_rejecting(folder, work, adapter)
+                engine, synthetic = folder.manifest.engine, times_rejecting(folder, work)
                 folder.note(engine=engine and replace(engine, synthetic=synthetic))
                 return True
         return _measure_looks(visits, chosen)
@@ -315,12 +182,12 @@ def _choose(visits: _Visits) -> ServedKs | None:
             tasks = probe_tasks(work.config, work.prompts, more, work.of_each_set, some)
             if not _measure_visits(visits, work.tasks(tasks)):
                 return None
-            if failures.dead and _asks_everything(folder):
+            if failures.dead and asks_everything(folder):
                 return ServedKs((*started, *more), why_all="server_failed")
             if some == temperatures[:1] and not started:
                 visits.answer("first answer")
         # Every text by replay, where there is time for more than it takes to measure them
-        if not started and _asks_everything(folder):
+        if not started and asks_everything(folder):
             texts = work.tasks(plain_tasks(work.config, work.prompts))
             if not _measure_visits(visits, texts):
                 return None
@@ -334,40 +201,30 @@ def _choose(visits: _Visits) -> ServedKs | None:
     return ServedKs(started, chosen, None if chosen else "no_costs")
 
 
-def _asks_everything(folder: RunFolder) -> bool:
-    """True where a run has time for all that it was configured to ask."""
-    less = folder.manifest.asked_less
-    return less is None or less.everything
-
-
 def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
     """Measure the chosen K in looks, until they decide or the time is spent."""
-    folder, work, budget = visits.folder, visits.work, visits.budget
+    folder, work, watch = visits.folder, visits.work, visits.watch
     tasks = work.tasks(chosen_tasks(work.config, work.prompts, chosen))
     blocks = [*grouped(tasks, lambda task: task.request.key).items()]
     if visits.kept is None:  # servers that would be started again for each look
         return _measure_visits(visits, [task for _, part in blocks for task in part])
     begun = monotonic()
     for look in range(1, LOOKS + 1):
-        closed = {each.temperature for each in chosen.chosen if (each.looks or LOOKS) < look}
+        done = {each.temperature for each in chosen.chosen if (each.looks or LOOKS) < look}
         end = _end_of_look(len(blocks), work.config.repetitions, look)
-        part = [task for key, ts in blocks[:end] if key.temperature not in closed for task in ts]
+        part = [task for key, ts in blocks[:end] if key.temperature not in done for task in ts]
         if not _measure_visits(visits, part):
             return False
-        ended: Ended | None = "budget" if budget.left_s < 0 else None
+        ended: Ended | None = "budget" if watch.left_s < 0 else None
         ended = "prompts" if look == LOOKS and ended is None else ended
         if chosen.made < look:
             score(folder, work)
-            done = served_decided(load(folder.path), look)
-            noted = tuple(
-                replace(each, looks=each.looks or look) if each.temperature in done else each
-                for each in chosen.chosen
-            )
+            noted = chosen.closed(served_decided(load(folder.path), look), look)
             if all(each.looks for each in noted) and ended is None:
                 ended = "decided"
             chosen = replace(chosen, chosen=noted, made=look)
         mean_s = (monotonic() - begun) / look
-        if ended is None and mean_s > budget.left_s:
+        if ended is None and mean_s > watch.left_s:
             ended = "budget"
         chosen = replace(chosen, ended=ended)
         folder.note(served_ks=chosen)
@@ -386,11 +243,11 @@ def _end_of_look(blocks: int, visits: int, look: int) -> int:
 
 def _measure_every_k(visits: _Visits) -> bool:
     """Measure every K on every prompt; where all servers stay, with answers on the way."""
-    folder, work, adapter = visits.folder, visits.work, visits.adapter
-    rejecting = times_rejecting(folder, work, adapter)
+    work = visits.work
+    rejecting = times_rejecting(visits.folder, work)
     tasks = work.tasks(every_k_tasks(work.config, work.prompts, rejecting=rejecting))
     roles = {task.role for task in tasks}
-    if not stay(work, adapter) or len([*side_by_side(sorted(roles), work, adapter)]) > 1:
+    if not stay(work) or len(side_by_side(sorted(roles), work)) > 1:
         return _measure_visits(visits, tasks)
     by_visit = [*grouped(tasks, lambda task: task.visit).values()]
     blocks = [*grouped(by_visit[0], lambda task: task.request.key).values()]
@@ -398,7 +255,7 @@ def _measure_every_k(visits: _Visits) -> bool:
     with ExitStack() as stack:
         visits = replace(visits, kept=_Answering(stack))
         for number, part in enumerate([first, *by_visit]):
-            if visits.budget.left_s < 0:
+            if visits.watch.left_s < 0:
                 break
             if not _measure_visits(visits, part):
                 return False
@@ -411,15 +268,15 @@ def _measure_every_k(visits: _Visits) -> bool:
 
 def _measure_visits(visits: _Visits, tasks: Sequence[Task]) -> bool:
     """Send what is lacking of some tasks; whether plain decoding is still there to compare with."""
-    folder, work, adapter, kept = visits.folder, visits.work, visits.adapter, visits.kept
+    folder, work, kept = visits.folder, visits.work, visits.kept
     waiting = waiting_of(folder, tasks)
     roles = sorted({task.role for task in waiting}, key=lambda role: (role.rejects, role.k))
     if not roles:
         return True
     with resumable(folder):
-        check_card(folder, work, adapter, roles)
+        check_card(folder, work, roles)
     begun: set[Role] = set()
-    for group in side_by_side(roles, work, adapter) if kept is None else [roles]:
+    for group in side_by_side(roles, work) if kept is None else [roles]:
         begun |= {*group}
         of_group = [task for task in waiting if task.role in group]
         later = [task for task in waiting if task.role not in begun]
@@ -442,7 +299,7 @@ def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequen
     Raises:
         UserError: there is such a one, and nothing is measured.
     """
-    folder, work, adapter = visits.folder, visits.work, visits.adapter
+    folder, work = visits.folder, visits.work
     new, servers = [role for role in roles if role not in kept.servers], kept.servers
 
     measured = any(trial.status == "ok" for trial in (*folder.trials.read(), *folder.probes.read()))
@@ -457,7 +314,7 @@ def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequen
         return True
 
     if new:
-        opened = started(folder, work, adapter, new, slots=1, left_out=left_out)
+        opened = started(folder, work, new, slots=1, left_out=left_out)
         with resumable(folder):
             servers.update(kept.stack.enter_context(opened))
     if PLAIN in visits.failures.dead:
@@ -472,7 +329,7 @@ def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequen
                         raise
                     del servers[role]
             if role in servers and not role.rejects:
-                note_engine(folder, work, adapter, servers[role])
+                note_engine(folder, work, servers[role])
             tick()
     with progress("warming the servers up", len(new)) as tick:
         for role in [role for role in new if role in servers]:
@@ -502,17 +359,16 @@ def _visit(
     """
     folder, work, failures = visits.folder, visits.work, visits.failures
     dead, in_a_row = failures.dead, Counter[Role]()
-    begun, last = monotonic(), None
+    last = None
     sizes = [len(task.request.tokens) + task.request.budget for task in tasks]
     with progress("asking the servers", len(tasks), sizes=sizes) as tick, undisturbed():
         answers = _Answers(work, answering, tasks)
         for number, task in enumerate(tasks):
             if PLAIN in dead:
                 return False
-            if visits.budget.left_s < 0 and task.compared != last:
+            if visits.watch.left_s < 0 and task.compared != last:
                 break  # between what is compared with each other
             last = task.compared
-            visits.budget.say_again(tasks, number, begun)
             if task.role not in dead:
                 try:
                     line = answers.of(task, dead)
@@ -545,7 +401,7 @@ def _warm_up(server: Server, work: Workload, temperature: float) -> float:
     Returns:
         Seconds of a token by its own clock; 0 where it does not tell.
     """
-    asked = work.request(_median(work), temperature, server.k, 0).asked
+    asked = work.request(work.median, temperature, server.k, 0).asked
     asked = asked._replace(budget=min(WARM_TOKENS, work.config.new_tokens))
     done = server.generate(asked)
     if done.decode_s is None:

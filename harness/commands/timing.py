@@ -24,7 +24,6 @@ from harness.config import (
     ModelConf,
     PairConfig,
     ProfileConfig,
-    ServerConfig,
     SweepConfig,
 )
 from harness.decoding.protocols import Drafter
@@ -41,9 +40,8 @@ from harness.measurement.round_times import (
 from harness.measurement.step_times import time_forwards
 from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory
-from harness.records import GREEDY, CopyBandwidth, RoundTiming, StepTiming, UserError, grouped
+from harness.records import GREEDY, CopyBandwidth, StepTiming, UserError, grouped
 from harness.storage import RunFolder
-from harness.storage.contents import Lines
 from harness.storage.manifest import MemoryBandwidth
 from harness.theory.roofline import is_card
 
@@ -178,15 +176,14 @@ def visits_of_pair(
     pair: Pair,
     config: PairConfig,
     temperatures: Sequence[float],
-    store: Lines[RoundTiming] | None = None,
     *,
     repeated: bool = False,
 ) -> RoundVisits:
     """The visits of a run of one pair, at every K of its list.
 
     Where drafting stops early a round proposes any number of tokens up to K. So it is timed at some
-    numbers, with the draft steps read back and a threshold that none is below. Times are kept in
-    rounds.jsonl, or in `store`. Those that other work disturbed are made again where `repeated`.
+    numbers, with the draft steps read back and a threshold that none is below. Those that other
+    work disturbed are made again where `repeated`.
     """
     ks = pair_ks(config.speculative_ks, pair.most, adaptive=config.decode.stop != "none")
 
@@ -201,20 +198,10 @@ def visits_of_pair(
     return RoundVisits(
         _timed_loop(pair, pair.timed_drafting, pair.draft_name, cells, asked),
         folder,
-        folder.rounds if store is None else store,
         visits=most,
         counted=progress,
         repeated=round(REPEATED * most) if repeated and shared else 0,
     )
-
-
-def time_own_loop(folder: RunFolder, pair: Pair, config: ServerConfig) -> None:
-    """Time rounds of our own loop, which a server's stand next to."""
-    decode = replace(config.decode, rule=config.decode.rule or "ratio")
-    config = replace(config, decode=decode)
-    visits = visits_of_pair(folder, pair, config, config.temperature, store=folder.own_rounds)
-    visits.begin()
-    visits.up_to(1.0)
 
 
 def visits_of_draft(
@@ -249,7 +236,6 @@ def visits_of_draft(
     return RoundVisits(
         _timed_loop(target, draft or no_draft, conf.name, cells, asked),
         folder,
-        folder.rounds,
         visits=visits,
         counted=progress,
         enough=lambda timings: timed_precisely(timings, conf.name),

@@ -41,7 +41,6 @@ from harness.measurement.generations import (
 )
 from harness.records import BUSY, NotMeasured, RoundTiming, Trial, grouped
 from harness.storage import RunFolder
-from harness.storage.contents import Lines
 
 # Of a pair; each draft among many gets half of them
 LEAST_VISITS, MOST_VISITS = 6, 24
@@ -218,7 +217,6 @@ class RoundVisits:
         self,
         loop: TimedLoop,
         folder: RunFolder,
-        stored: Lines[RoundTiming],
         *,
         visits: int,
         counted: Counted,
@@ -231,18 +229,20 @@ class RoundVisits:
         A visit that was interrupted is made again as a whole, under another number.
 
         Args:
-            folder: notes what cannot be timed, and why: memory, or logits that are not finite.
-            stored: the timings, of other drafts too; each is added as it is made.
+            folder: keeps the timings, and notes what cannot be timed, and why: memory, or logits
+                that are not finite.
             counted: shows what is done how often; gives what counts one.
             enough: whether what was timed, in LEAST_VISITS or more, needs no more visits; asked
                 before more are made.
             loses: the same of VISITS_THAT_LOSE: whether the draft cannot gain at any K.
             repeated: so many that other work disturbed are made again, at most.
         """
-        self._loop, self._folder, self._stored = loop, folder, stored
+        self._loop, self._folder, self._stored = loop, folder, folder.rounds
         self._counted, self._enough, self._loses = counted, enough, loses
         self._refused = set(folder.manifest.not_measured)
-        self._lines = lines = [line for line in stored.read() if line.draft == loop.draft_name]
+        self._lines = lines = [
+            line for line in folder.rounds.read() if line.draft == loop.draft_name
+        ]
         kinds = {
             (entry.k, entry.sampling.temperature)
             for entries in loop.requests.values()

@@ -3,7 +3,7 @@
 `Summary.answers` holds an answer for every engine. Engines whose rounds were not timed share a row
 where their answers are the same. The row of `Summary.headline` is marked. In a sweep and an
 audition that is the harness's loop at the first temperature, or the engine that `engine=` names; in
-a server run it is the server, and the rows of the harness's loop stand below it.
+a server run it is the server.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -243,10 +243,5 @@ def own_cost(emitted: RoundTokens) -> str:
 
 
 def own_answer(summary: Summary, temperature: float) -> Answer | None:
-    """The answer on the whole workload that is not the measured server's.
-
-    It is of the harness's loop, of the given times, or of the engine whose costs were given.
-    """
-    at = where(summary.answers, temperature=temperature, prompt_set="all", timed=True)
-    served = summary.served.engine if summary.served else None
-    return first(answer for answer in at if served is None or answer.engine != served)
+    """The answer on the whole workload of the engine that was timed, or at the given times."""
+    return first(summary.answers, temperature=temperature, prompt_set="all", timed=True)

@@ -17,7 +17,6 @@ from harness.reporting import grid
 from harness.reporting.html import glossary, page
 from harness.reporting.pages import page_of
 from harness.reporting.sentences import run, verdict
-from harness.reporting.sentences.comparison import gains_of_engines
 from harness.reporting.tables.specification import Column, table
 from harness.storage import files
 from harness.summary import CheckResult, ComparedRun, Summary
@@ -153,12 +152,9 @@ def _check(summary: Summary) -> str:
 def _verdict_cell(summary: Summary) -> str:
     """The verdict in few words: the decision, else the first sentence of the report.
 
-    For compared runs it is the ratio of each, or the speedup on each engine where these differ.
+    For compared runs it is the ratio of each.
     """
     if summary.comparison is not None:
-        engines = gains_of_engines(summary.comparison)
-        if engines is not None and all(run.threshold is None for run in summary.comparison.runs):
-            return engines.rstrip(".")
         return "; ".join(
             _ratio(run, summary.comparison.reference) for run in summary.comparison.runs
         )

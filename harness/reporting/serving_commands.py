@@ -137,9 +137,7 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
     made[0] = replace(made[0], notes=(*made[0].notes, *_toys(summary)))
     if own.speculates and made[0].measure:
         made[1:] = [_named_engine(line) for line in made[1:]]
-    if not own.speculates:
-        return tuple(line for line in made if line.code)
-    return (*made, *_validation(summary, own))
+    return tuple(line for line in made if line.code or own.speculates)
 
 
 def _named_engine(line: Snippet) -> Snippet:
@@ -410,36 +408,6 @@ def _without_draft(engine: EngineSpec, served: PairToServe, title: str) -> Snipp
     file = f"TARGET.gguf stands for your conversion of {served.target}."
     notes = (file,) if engine.reads_gguf else ()
     return Snippet(f"{title}, without a draft", code, notes, engine.language)
-
-
-def _validation(summary: Summary, own: Answer) -> Sequence[Snippet]:
-    """Commands that run engines with random weights at the run's acceptance, to time them."""
-    rates, served = _acceptance(summary, own), _pair(summary, own)
-    if len(rates) < own.k or served.kind != "model":
-        return ()
-    rounded = [round(rate, 4) for rate in rates[: served.k]]
-    origin = "that was set for this run" if served.synthetic else "of this run"
-    note = (
-        f"Random weights with the acceptance {origin}, position by position: what it prints is the"
-        " speed of your server at this acceptance; its text means nothing."
-    )
-    return tuple(
-        Snippet(
-            f"{_titled(engine)}, K={own.k}: not measured; its speed there without the weights",
-            engine.check_line(served, rounded),
-            (note,),
-        )
-        for engine in with_lines().values()
-        if engine.check_line is not None
-    )
-
-
-def _acceptance(summary: Summary, chosen: Answer) -> tuple[float, ...]:
-    """The unconditional acceptance by position at an answer's K; measured, else replayed."""
-    cell = {"draft": chosen.draft, "temperature": chosen.temperature, "k": chosen.k}
-    entries = where(summary.acceptance_by_position, prompt_set="all", **cell)
-    entries.sort(key=lambda entry: entry.source != "measured")
-    return entries[0].non_increasing if entries else ()
 
 
 # ---- K by load -----------------------------------------------------------------------------------

@@ -131,8 +131,6 @@ class EngineSpec:
     language: str = "sh"
     sampling_in_requests: bool = True  # whether requests have the sampling parameters
     reads_gguf: bool = False
-    # Makes a command with random weights and synthetic acceptance at these rates
-    check_line: Callable[[PairToServe, Sequence[float]], str] | None = None
     # Makes the command of one server whose K follows the load. It takes the pair at the largest K,
     # the measured command of each K, K by the least load, and the largest load. None where a server
     # has one K.

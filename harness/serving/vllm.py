@@ -114,19 +114,10 @@ def _serve(pair: PairToServe) -> str:
     return f"vllm serve {shlex.quote(pair.target)}"
 
 
-def _drafting(pair: PairToServe, options: str = "", **settings: Any) -> str:
+def _drafting(pair: PairToServe, **settings: Any) -> str:
     config = speculative_config(pair.kind, pair.weights, pair.k, pair.rule)
     packed = json.dumps(config | settings, separators=(",", ":"))
-    return f"{_serve(pair)} {options}--speculative-config {shlex.quote(packed)}"
-
-
-def _check_line(pair: PairToServe, rates: Sequence[float]) -> str:
-    return _drafting(
-        pair,
-        "--load-format dummy ",
-        rejection_sample_method="synthetic",
-        synthetic_acceptance_rates=[*rates],
-    )
+    return f"{_serve(pair)} --speculative-config {shlex.quote(packed)}"
 
 
 def _schedule(
@@ -156,8 +147,8 @@ def _schedule_notes(k_by_load: Mapping[int, int], largest: int) -> Sequence[str]
     if 0 in k_by_load.values():
         notes.append(
             "At K=0 it still runs the draft in each step, which published measurements found 4 to"
-            " 17 % slower; what was measured at K=0 is a server without one, so its throughput and"
-            " loss are not this line's."
+            " 17 % slower; what was measured at K=0 is a server without one, so its throughput is"
+            " not this line's."
         )
     return notes
 
@@ -202,7 +193,6 @@ SPEC = EngineSpec(
         ),
         "ngram": ServingLine(_drafting),
     },
-    check_line=_check_line,
     schedule=_schedule,
     schedule_notes=_schedule_notes,
     varying={
@@ -242,7 +232,6 @@ PROBABILISTIC = replace(
     alike=SPEC.alike - {"medusa"},
     lines={kind: line for kind, line in SPEC.lines.items() if kind != "medusa"},
     line_title=", draft_sample_method=probabilistic",
-    check_line=None,
     client=None,
     rented="",
 )

@@ -1,7 +1,7 @@
 """The clock of a continuously batching server: who is active, what an iteration costs, who ends.
 
-State: a clock, a queue (first in, first out), and numbered slots with the requests in them. An
-iteration begins with what has arrived: as long as a slot is free the first of the queue enters.
+State: a clock, a queue (first in, first out), and slots with the requests in them. An iteration
+begins with what has arrived: as long as a slot is free the first of the queue enters.
 Every active request takes one round, which drafts as many tokens as is set for this number of
 active requests, or emits one plain token. Who has emitted all leaves its slot.
 
@@ -14,17 +14,13 @@ another enters: all iterations up to there are one step. That makes it fast.
 
 A closed loop of B requests is the special case in which all have arrived at 0 and B are in flight.
 
-Assumed: a request enters the slot that has been free for longest (llama.cpp, tools/server: the slot
-least recently used); a prompt fits into one iteration; nobody is put out to make room in the
-caches, as what a request needs there is kept for it.
+Assumed: all active requests share a forward; a prompt fits into one iteration; nobody is put out to
+make room in the caches, as what a request needs there is kept for it.
 """
 
-from bisect import insort
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -42,17 +38,10 @@ SPREAD = 7
 IDLE_S = 0.02
 
 
-def neighbours(slots: Sequence[int]) -> list[slice]:
-    """Slices of the runs of neighbouring numbers among ascending ones."""
-    ends = [at for at in range(1, len(slots)) if slots[at] > slots[at - 1] + 1]
-    return [slice(first, end) for first, end in zip([0, *ends], [*ends, len(slots)], strict=True)]
-
-
 @dataclass(eq=False, slots=True)
 class Slot:
     """A slot of the server while a request is in it."""
 
-    number: int  # from 0
     place: int  # of the request, among all, in the order of arrival
     request: Request
     position: int = 0  # in its text, at which the next round begins
@@ -71,9 +60,6 @@ class Costs:
     iteration_s: Sequence[Sequence[float]]
     start_s: float = 0.0  # of prompts that enter while nobody decodes, their tokens left out
     prompt_token_s: float = 0.0  # of each of these
-    # Whether each run of neighbouring active slots is an iteration of its own, as in llama.cpp
-    # without a unified cache
-    by_runs: bool = False
     # [slots] as `start_s`, by how many requests decode in the same iteration; empty where the
     # engine does not mix
     mixed_start_s: Sequence[float] = ()
@@ -107,23 +93,17 @@ class Costs:
         tokens = sum(request.prompt_tokens for request in requests)
         return max(0.0, fixed_s + self.prompt_token_s * tokens)
 
-    def iteration_of(self, active: Sequence[Slot], drafts: Sequence[int]) -> float:
-        """Seconds of one iteration, by the draft tokens of each active slot, ascending."""
-        if not self.by_runs:
-            return self._pass_s(drafts)
-        runs = neighbours([slot.number for slot in active])
-        return sum(self._pass_s(drafts[run]) for run in runs)
-
-    def more_steps_s(self, drafts: Sequence[int]) -> float:
-        """Seconds of the draft's steps beyond the mean, in a pass of unequal drafts."""
-        if not self.draft_step_s:
-            return 0.0
-        return (max(drafts) - sum(drafts) / len(drafts)) * self.draft_step_s[len(drafts)]
-
-    def _pass_s(self, drafts: Sequence[int]) -> float:
+    def iteration_of(self, drafts: Sequence[int]) -> float:
+        """Seconds of one iteration, by the draft tokens of each active request."""
         batch = len(drafts)
         seconds = sum(map(self.iteration_s[batch].__getitem__, drafts)) / batch
         return seconds + self.more_steps_s(drafts) if self.draft_step_s else seconds
+
+    def more_steps_s(self, drafts: Sequence[int]) -> float:
+        """Seconds of the draft's steps beyond the mean, where drafts are unequal."""
+        if not self.draft_step_s:
+            return 0.0
+        return (max(drafts) - sum(drafts) / len(drafts)) * self.draft_step_s[len(drafts)]
 
 
 class Iteration(NamedTuple):
@@ -200,7 +180,6 @@ def simulate(
     arrivals[sent:] = [inf] * (number - sent + 1)
     entered_s, first_s, ended_s = ([0.0] * number for _ in range(3))
     rounds, tokens = [0] * number, [0] * number
-    free = deque(range(costs.slots))
     active: list[Slot] = []
     room = costs.cache_tokens
     needs = [0] * number if room == inf else [r.prompt_tokens + r.tokens for r in requests]
@@ -216,7 +195,7 @@ def simulate(
                 break
             room -= needs[due]
             entered_s[due] = clock
-            entering.append(Slot(free.popleft(), due, requests[due]))
+            entering.append(Slot(due, requests[due]))
             tokens[due] = entering[-1].end
             due += 1
             if not mixes:
@@ -231,7 +210,7 @@ def simulate(
                 path = slot.request.rounds[k]
                 paths.append(path)
                 drafts.append(path.drafted[slot.position])
-            seconds = costs.iteration_of(active, drafts)
+            seconds = costs.iteration_of(drafts)
         if entering:
             prompts = [slot.request for slot in entering]
             seconds += costs.start_of(prompts, len(decoding)) + idle * costs.idle_s
@@ -265,7 +244,6 @@ def simulate(
             rounds[slot.place] += steps
             if position == slot.end:
                 ended_s[slot.place] = clock
-                free.append(slot.number)
                 room += needs[slot.place]
                 ended += 1
         if ended:
@@ -273,10 +251,9 @@ def simulate(
         for slot in entering:
             first_s[slot.place] = clock
             if slot.end:
-                insort(active, slot, key=attrgetter("number"))
+                active.append(slot)
             else:
                 ended_s[slot.place] = clock
-                free.appendleft(slot.number)  # as if it had taken none
                 room += needs[slot.place]
                 ended += 1
         if ended:

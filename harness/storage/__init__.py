@@ -94,8 +94,6 @@ class StoredRun:
     # probes.jsonl: requests to servers on a few prompts, which price the rounds of K that are not
     # measured on all; empty where all K are
     probes: tuple[Trial, ...] = ()
-    # own_rounds.jsonl: rounds of our own loop, in a run of a server
-    own_rounds: tuple[RoundTiming, ...] = ()
     # loads.jsonl: what a server took under load; empty where none was put on it
     loads: tuple[LoadTiming, ...] = ()
     # scrapes.jsonl: what a running server had counted; of a run that asked it nothing
@@ -158,7 +156,6 @@ class RunFolder:
         self.starts = Lines(path / "starts.jsonl", Trial)
         self.probes = Lines(path / "probes.jsonl", Trial)
         self.rounds = Lines(path / "rounds.jsonl", RoundTiming)
-        self.own_rounds = Lines(path / "own_rounds.jsonl", RoundTiming)
         self.loads = Lines(path / "loads.jsonl", LoadTiming)
         self.scrapes = Lines(path / "scrapes.jsonl", Scrape)
         self.simulated = Lines(path / "simulated.jsonl", SimulatedChoice)

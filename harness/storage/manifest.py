@@ -6,8 +6,8 @@ report shows all that is there.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -237,6 +237,13 @@ class _ByTemperature:
         made = (each.looks for each in self.chosen if each.temperature == temperature)
         return next(made, None) or self.made
 
+    def closed(self, temperatures: Set[float], look: int) -> tuple[ChosenK, ...]:
+        """The chosen K, those at these temperatures measured no more after a look."""
+        return tuple(
+            replace(each, looks=each.looks or look) if each.temperature in temperatures else each
+            for each in self.chosen
+        )
+
 
 @dataclass(frozen=True)
 class Looks(_ByTemperature):
@@ -339,8 +346,6 @@ class PlannedServer:
     prompts: int = 0
     tokens: float = 0.0  # that a request returns, the mean
     lossy: tuple[int, ...] = ()  # K that change what is generated
-    # Whether neighbouring slots alone share a pass; None where that is not known
-    separate_passes: bool | None = False
     prompts_priced: bool = True  # whether it is known what a prompt's length costs
     disturbed: float | None = None  # processors that other work kept busy, where they were many
     largest_rate: float | None = None  # of its loads; None where it has none at a rate

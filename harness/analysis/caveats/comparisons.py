@@ -23,36 +23,6 @@ def incomplete_run(run: StoredRun, name: str) -> Iterator[Values]:
         yield {"run": name, "failed": run.manifest.status == "failed"}
 
 
-@caveat(
-    "caution",
-    "DIFFERENT DEVICES: {reference_run} ran on {reference_device}, {run} on {device}; times per"
-    " token say how the devices differ. Speedups are each against their own baseline",
-)
-def different_devices(names: Names, devices: tuple[str, str]) -> Iterator[Values]:
-    """Which device each ran on."""
-    if devices[0] != devices[1]:
-        yield {
-            "reference_run": names[0],
-            "reference_device": devices[0],
-            "run": names[1],
-            "device": devices[1],
-        }
-
-
-@caveat(
-    "caution",
-    "THE MACHINE CHANGED: a plain token at temperature {temperature:g} took {reference_ms:.3g} ms"
-    " in {reference_run} and {ms:.3g} ms in {run}, which chance does not explain; speedups are each"
-    " against their own baseline, but a slower machine may change them as well",
-)
-def machine_changed(
-    names: Names, temperature: float | None, ms: tuple[float, float]
-) -> Iterator[Values]:
-    """That a plain token on the shared prompts took significantly longer in one of the runs."""
-    values: Values = {"temperature": temperature, "reference_run": names[0], "run": names[1]}
-    yield {**values, "reference_ms": ms[0], "ms": ms[1]}
-
-
 # By the reason that a run has no verdict, or what differs between the runs
 _NOT_COMPARED: Mapping[str, str] = {
     "greedy_texts_differ": "{run}'s greedy texts are not plain decoding's",

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from math import ceil
 
 from harness.analysis.caveats.record import Quoted, caveat
-from harness.serving.engines import spec_of
 from harness.storage.manifest import PlannedServer
 from harness.summary import Plan, Values
 
@@ -12,32 +11,6 @@ from harness.summary import Plan, Values
 CONTEXT_SLACK = 0.1
 # Simulated requests beyond a percentile, with which largest rates err by 2 % (docs/LOG.md)
 LEAST_BEYOND = 100
-
-
-def _say_plan_separate_passes(values: Quoted) -> str:
-    engine, flag = values["engine"], values["flag"]
-    if values["simulated"]:
-        return (
-            f"{engine} was started without {flag}, so it decodes each run of neighbouring slots by"
-            f" itself, which is simulated; a server with {flag} takes less time"
-        )
-    return (
-        f"{engine} without {flag} decodes each run of neighbouring slots by itself; how these"
-        " servers were started is not known, so that all active requests are taken to share a pass,"
-        f" as with {flag}"
-    )
-
-
-@caveat("note", _say_plan_separate_passes)
-def plan_separate_passes(server: PlannedServer) -> Iterator[Values]:
-    """That neighbouring slots alone share a pass without this flag.
-
-    simulated: whether that is so; else it is not known how the servers were started.
-    """
-    if server.separate_passes is not False:
-        spec = spec_of(server.engine)
-        known = server.separate_passes is not None
-        yield {"engine": spec.title, "flag": spec.unified_flag, "simulated": known}
 
 
 def _say_plan_not_measured(values: Quoted) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
 
 from harness import formatting as fmt
 from harness.analysis.caveats.record import Quoted, caveat
@@ -151,46 +150,29 @@ def server_asked_less(setup: Setup) -> Iterator[Values]:
         }
 
 
-class FewerVisits(NamedTuple):
-    """A K that was timed in fewer visits than were asked for."""
-
-    temperature: float
-    k: int
-    visits: Visits
-    named: bool  # whether an answer may name it, or else another K has so many more
+# Temperature, K, and the visits in which it was timed, fewer than were asked for
+Lacking = tuple[float, int, Visits]
 
 
 def _say_server_visits_lacking(values: Quoted) -> str:
-    consequence = (
-        "no answer names it while another K has so many more"
-        if values["left_out"]
-        else "an answer that names it rests on these"
-    )
     load = "under load " if values["load"] else ""
     which = f"{load}K={values['ks']} at temperature {values['temperature']:g}"
     if not values["timed"]:
         return f"{which} was timed in no visit next to plain decoding; resume= measures it"
     return (
         f"{which} was timed in {values['timed']} of {values['asked']} visits: it is compared with"
-        f" plain decoding over these alone, and {consequence}; resume= measures the others"
+        " plain decoding over these alone, and no answer names it while another K has many more;"
+        " resume= measures the others"
     )
 
 
 @caveat("note", _say_server_visits_lacking)
-def server_visits_lacking(lacking: Iterable[FewerVisits], *, load: bool) -> Iterator[Values]:
-    """These K, by temperature and visits.
-
-    left_out: whether no answer names any of them; load: whether of requests side by side.
-    """
-    groups = grouped(lacking, lambda entry: (entry.temperature, entry.visits))
+def server_visits_lacking(lacking: Iterable[Lacking], *, load: bool) -> Iterator[Values]:
+    """These K, by temperature and visits; load: whether of requests side by side."""
+    groups = grouped(lacking, lambda entry: (entry[0], entry[2]))
     for (temperature, visits), entries in groups.items():
-        yield {
-            "temperature": temperature,
-            "ks": ", ".join(map(str, sorted({entry.k for entry in entries}))),
-            **asdict(visits),
-            "left_out": not any(entry.named for entry in entries),
-            "load": load,
-        }
+        ks = ", ".join(map(str, sorted({k for _, k, _ in entries})))
+        yield {"temperature": temperature, "ks": ks, **asdict(visits), "load": load}
 
 
 # ---- loads ---------------------------------------------------------------------------------------

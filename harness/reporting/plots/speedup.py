@@ -1,19 +1,17 @@
 """Plots of speedups: by K, of each draft at its best K, of compared runs, and break-even alphas."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from harness import formatting as fmt
 from harness.records import ResultRow, grouped, where
 from harness.reporting import grid
 from harness.reporting.plots import style
-from harness.reporting.sentences.comparison import engine
 from harness.reporting.tables import stability
 from harness.reporting.tables.leaderboard import PLAIN, Board, boards, name_of
-from harness.summary import ComparisonRow, EngineRow, LeaderboardRow, Summary
+from harness.summary import LeaderboardRow, Summary
 
 GAIN_CAPTION = (
     "Speedup over plain decoding against K: {points}, and the line at 1 where there is no"
@@ -239,26 +237,6 @@ def _board_row(
     style.note_at(axes, text, (high or row.speedup, place), color=look["color"], **settings)
 
 
-ENGINES_CAPTION = (
-    "Measured speedup against K on each engine, each over its own plain decoding, and the line at 1"
-    " where there is no speculation"
-)
-ENGINES_UNDER = "measured, one request at a time, with 95 % interval; no points where not lossless"
-
-
-def draw_engines(summary: Summary, across: int) -> style.Plot | None:
-    """A panel per temperature with a series per compared run; None without a server run."""
-    every = summary.comparison.engines if summary.comparison else ()
-    points = [row for row in every if row.concurrency == 1 and row.lossless and row.speedup]
-    if not points:
-        return None
-    runs = grouped(points, lambda row: row.run)
-    alike = len({engine(rows[0]) for rows in runs.values()}) < len(runs)
-    names = {run: f"{engine(rows[0])}{f', {run}' if alike else ''}" for run, rows in runs.items()}
-    figure = _against_k(points, names, across, "speedup")
-    return style.plot("speedup_by_engine.svg", ENGINES_CAPTION, figure, ENGINES_UNDER)
-
-
 RATIO_CAPTION = (
     "Speedup of each run / speedup of the reference against K, on the whole workload: below the"
     " line at 1 the run is slower"
@@ -274,40 +252,23 @@ def draw_ratios(summary: Summary, across: int) -> style.Plot | None:
     whole = [row for row in compared.rows if row.prompt_set in (None, "all") and row.speedup_ratio]
     if not whole:
         return None
-    names = {run.name: run.name for run in compared.runs}
+    runs = [run.name for run in compared.runs]
     thresholds = {run.threshold for run in compared.runs if run.threshold is not None}
-    figure = _against_k(whole, names, across, "speedup_ratio", levels=thresholds)
-    under = RATIO_UNDER.format(reference=compared.reference)
-    return style.plot("speedup_ratio.svg", RATIO_CAPTION, figure, under)
-
-
-def _against_k(
-    rows: Sequence[EngineRow | ComparisonRow],
-    names: Mapping[str, str],
-    across: int,
-    field: str,
-    levels: Iterable[float] = (),
-) -> Figure:
-    """A panel per temperature with a field of the rows against K, and a line at 1.
-
-    Args:
-        names: a series for each run, its label by the run's name.
-        levels: thresholds (`fail_below`), a line each.
-    """
-    panels = grouped(rows, lambda row: row.temperature or 0.0)
-    figure, axes = style.panels(len(panels), across, y=field.replace("_", " "))
-    ks = sorted({row.k for row in rows})
-    for panel, (temperature, timed) in zip(axes, sorted(panels.items()), strict=True):
+    panels = grouped(whole, lambda row: row.temperature or 0.0)
+    figure, axes = style.panels(len(panels), across, y="speedup ratio")
+    ks = sorted({row.k for row in whole})
+    for panel, (temperature, rows) in zip(axes, sorted(panels.items()), strict=True):
         line = {"color": style.INK, "linewidth": 1.2, "zorder": 1}
         panel.axhline(1.0, linestyle=style.DASHED, **line)
-        for level in levels:
+        for level in thresholds:
             panel.axhline(level, linestyle=":", label=f"fail_below={level:g}", **line)
-        for index, (run, name) in enumerate(names.items()):
-            points = {row.k: fmt.bounded(row, field) for row in where(timed, run=run)}
-            at = style.dodge(list(points), index, len(names))
+        for index, name in enumerate(runs):
+            points = {row.k: fmt.bounded(row, "speedup_ratio") for row in where(rows, run=name)}
+            at = style.dodge(list(points), index, len(runs))
             look = style.look(index)
             style.points(panel, at, [*points.values()], label=name, linestyle="none", **look)
         style.ticks(panel, ks, DRAFT_TOKENS, log=True)
         panel.set_title(f"temperature {fmt.temperature(temperature)}")
     axes[0].set_ylim(bottom=0.0)
-    return figure
+    under = RATIO_UNDER.format(reference=compared.reference)
+    return style.plot("speedup_ratio.svg", RATIO_CAPTION, figure, under)

@@ -44,10 +44,10 @@ def status(run: RunFacts) -> str | None:
         return f"PARTIAL RANKING: {run.ranked} of {drafts} drafts are ranked.{incomplete}"
     if run.status == "complete":
         return f"PARTIAL RUN: some cells did not complete.{incomplete}" if cells else None
+    again = f"resume={run.folder} continues it"
     if run.status == "failed":
-        return f"FAILED RUN: what follows is what was stored.{incomplete}"
+        return f"FAILED RUN: what follows is what was stored ({again}).{incomplete}"
     if run.status == "running":
-        again = f"resume={run.folder} continues it"
         return f"UNFINISHED RUN: still running, or interrupted ({again}).{incomplete}"
     return f"UNKNOWN STATUS: the manifest does not say whether the run ended.{incomplete}"
 

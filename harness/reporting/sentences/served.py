@@ -1,4 +1,4 @@
-"""The sentences of a server run: load, other K, prediction errors, losslessness, memory."""
+"""The sentences of a server run: load, prediction errors, losslessness, memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,16 +6,12 @@ import numpy as np
 
 from harness import formatting as fmt
 from harness.analysis.caveats.texts import differences
-from harness.records import first, grouped, where
-from harness.reporting import grid
+from harness.records import first, where
 from harness.serving.engines import OWN
 from harness.serving.spec import changes
 from harness.summary import (
     Answer,
-    LoadCell,
-    OtherK,
     ServedGate,
-    ServedK,
     ServedMemory,
     ServedSummary,
     StartedServers,
@@ -50,46 +46,6 @@ NOT_PREDICTED = {
 }
 
 
-def contrast(summary: Summary, shown: grid.Marked) -> str:
-    """A K that pays on the harness's loop and loses on the server; else the K that loses most.
-
-    "K=4, which pays on the harness's loop (predicted 1.20x), loses here (0.68x): a round costs 4.1
-    plain tokens and emits 2.8."
-    """
-    rows = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
-    own = next((row for row in rows if row.answer.engine == OWN.name != shown.answer.engine), None)
-    entries = summary.served.by_k if summary.served else ()
-    by_k = {entry.k: entry for entry in entries if entry.temperature == shown.row.temperature}
-    if own is not None:
-        here, there = shown.answer, by_k.get(own.answer.k)
-        if own.answer.speculates and there is not None and there.speedup < 1.0:
-            undecided = here.decision == "undecided" and here.reason_values.get("k") == there.k
-            # The headline has the speedup of this K already, corrected for the choice of K
-            known = here.reason_values.get("k") == there.k and here.speedup is not None
-            loses = _loses(there, "may lose here" if undecided else "loses here", known=known)
-            gain = f"{grid.SOURCES[own.answer.source]} {fmt.speedup(own.answer.speedup)}"
-            return f"K={there.k}, which pays on {OWN.title} ({gain}), {loses}."
-        if (own.answer.decision, own.answer.k) == (here.decision, here.k):
-            return ""
-        known = f"{fmt.gain(own.answer)}, {grid.SOURCES[own.answer.source]}"
-        return f"On {OWN.title} the answer is another: {grid.words(own.answer)}, {known}."
-    losing = [entry for entry in by_k.values() if entry.speedup < 1.0]
-    if not losing or not shown.answer.speculates:
-        return ""
-    worst = min(losing, key=lambda entry: entry.speedup)
-    return f"K={worst.k} {_loses(worst)}."
-
-
-def _loses(entry: ServedK, how: str = "loses here", *, known: bool = False) -> str:
-    loses = how if known else f"{how} ({fmt.speedup(entry.speedup)})"
-    if entry.round_cost is None or entry.tokens_per_round is None:
-        return loses
-    return (
-        f"{loses}: a round costs {entry.round_cost:.1f} plain tokens and emits"
-        f" {entry.tokens_per_round:.1f}"
-    )
-
-
 def load(served: ServedSummary) -> str:
     """The load of the speedups: one request at a time, and whether it is processor time."""
     requests = "one request at a time"
@@ -99,8 +55,7 @@ def load(served: ServedSummary) -> str:
 def under_load(served: ServedSummary, answer: Answer) -> str:
     """The K to serve by concurrency, where loads were timed; "" for the harness's loop.
 
-    "Under load (timed: 1, 2 and 8 requests side by side): K=4 for 1, no draft for 2 to 8; among
-    K > 0 the fastest there is K=1 (0.67x at 2, 0.85x at 8)."
+    "Under load (timed: 1, 2 and 8 requests side by side): K=4 for 1, no draft for 2 to 8."
     """
     temperature = answer.temperature
     if served.engine == OWN.name:
@@ -117,94 +72,30 @@ def under_load(served: ServedSummary, answer: Answer) -> str:
         f"{f'K={k}' if k else 'no draft'} for {low if low == end else f'{low} to {end}'}"
         for (low, k), end in zip(lows.items(), ends, strict=True)
     ]
-    unpaid = [entry.concurrency for entry in schedule.entries if entry.k == 0]
     cells = where(served.load, temperature=temperature)
     timed = _listed([str(each) for each in sorted({c.concurrency for c in cells if c.concurrency})])
-    closest = _closest(cells, unpaid, answer.named[1])
-    return f"Under load (timed: {timed} requests side by side): {', '.join(parts)}{closest}."
-
-
-def _closest(cells: Sequence[LoadCell], unpaid: Sequence[int], k: int) -> str:
-    """The fastest K above 0 at the loads at which none pays; "" where it is `k` at every load."""
-    best: list[LoadCell] = []
-    for concurrency in unpaid:
-        drafted = [cell for cell in where(cells, concurrency=concurrency) if cell.k]
-        known = [cell for cell in drafted if cell.throughput_ratio is not None]
-        best += [max(known, key=lambda cell: cell.throughput_ratio or 0.0)] if known else []
-    if all(cell.k == k for cell in best):
-        return ""
-    parts = [
-        f"K={of} ({', '.join(f'{fmt.speedup(c.throughput_ratio)} at {c.concurrency}' for c in at)})"
-        for of, at in grouped(best, lambda cell: cell.k).items()
-    ]
-    return f"; among K > 0 the fastest there is {_listed(parts)}"
+    return f"Under load (timed: {timed} requests side by side): {', '.join(parts)}."
 
 
 def reasons(summary: Summary) -> tuple[str, ...]:
-    """The reasons against other K, the K that were measured, prediction errors, losslessness."""
-    served, shown = summary.served, grid.marked(summary)
+    """The K that were measured, prediction errors, losslessness, and the draft's memory."""
+    served = summary.served
     if served is None:
         return ()
-    why_not = () if shown is None else _why_no_other(served, shown.answer)
     # The memory of toy models decides nothing
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
     started = () if served.servers is None else _servers(served.servers)
     gates = _gates(served, len(summary.text_checks))
-    return (*why_not, *started, *_predictions(served), *gates, *memory)
+    return (*started, *_predictions(summary, served), *gates, *memory)
 
 
-def _why_no_other(served: ServedSummary, answer: Answer) -> Iterator[str]:
-    others = [entry for entry in served.other_ks if entry.served_k == answer.k]
-    for k, entries in grouped(others, lambda entry: entry.k).items():
-        yield _why_not(k, entries, served, answer)
-
-
-def _why_not(k: int, entries: Sequence[OtherK], served: ServedSummary, answer: Answer) -> str:
-    """The prompt sets, or temperatures, that gain more at a K than at the one to serve."""
-    parts = [
-        f"{_whose(entry)} {fmt.speedup(entry.speedup)} {_with(k)},"
-        f" {fmt.speedup(entry.served_speedup)} {_with(entry.served_k)} ({_ratio_to_served(entry)})"
-        for entry in entries
+def _predictions(summary: Summary, served: ServedSummary) -> Iterator[str]:
+    errors = [
+        predicted.speedup / measured.speedup - 1.0
+        for measured, predicted in summary.predicted_cells
+        if measured.speedup and predicted.speedup
     ]
-    start = f"Why not {_named(k)}: {'; '.join(parts)}"
-    by_k = {entry.k: entry.speedup for entry in where(served.by_k, temperature=answer.temperature)}
-    by_k[0] = 1.0
-    if all(entry.prompt_set == "all" for entry in entries) or not {k, answer.k} <= by_k.keys():
-        of = fmt.temperature(answer.temperature)
-        return f"{start}; a server has one K, here that of temperature {of}."
-    return (
-        f"{start}; the workload as a whole takes {_named(answer.k)}:"
-        f" {fmt.speedup(by_k[answer.k])}, {fmt.speedup(by_k[k])} {_with(k)}."
-    )
-
-
-def _whose(entry: OtherK) -> str:
-    if entry.prompt_set == "all":
-        return f"temperature {fmt.temperature(entry.temperature)} gains"
-    return f"{entry.prompt_set} prompts alone gain"
-
-
-def _named(k: int) -> str:
-    return f"K={k}" if k else "plain decoding"
-
-
-def _with(k: int) -> str:
-    return f"at K={k}" if k else "with plain decoding"
-
-
-def _ratio_to_served(entry: OtherK) -> str:
-    """The ratio of a speedup to that at the served K, with its interval."""
-    if entry.ratio_lo is None or entry.ratio_hi is None:
-        return "too few prompts to be sure of it"
-    ratio = entry.speedup / entry.served_speedup
-    unsure = ", not beyond noise" if entry.ratio_lo <= 1.0 else ""
-    return f"{fmt.with_bounds(ratio, entry.ratio_lo, entry.ratio_hi)} times as much{unsure}"
-
-
-def _predictions(served: ServedSummary) -> Iterator[str]:
-    cells = served.cells
-    errors = [cell.error for cell in cells if cell.error is not None]
     if served.not_predicted is not None:
         yield f"No prediction: {NOT_PREDICTED[served.not_predicted]}."
     if errors:
@@ -246,7 +137,7 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
     if greedy:
         equal, texts = sum(g.equal_texts or 0 for g in greedy), sum(g.texts for g in greedy)
         failed = [gate for gate in greedy if gate.lossless is False]
-        which = f"; not lossless: {_ks(failed)}" if failed else ""
+        which = f"; not lossless: {_listed([f'K={gate.k}' for gate in failed])}" if failed else ""
         tied, differing = (
             sum(getattr(gate, name) or 0 for gate in greedy)
             for name in ("tied_texts", "differing_texts")
@@ -261,11 +152,9 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
             f" decoding's{visits}{apart}{_rounds(greedy)}{which}."
         )
     sampled = [gate for gate in served.gates if gate.text_z is not None]
-    for gates in grouped(sampled, lambda gate: gate.temperature).values():
-        if all(gate.lossless for gate in gates):
-            continue
-        yield _not_all_lossless(gates)
-        sampled = [gate for gate in sampled if gate not in gates]
+    # Where one is not lossless a caution names it
+    failing = {gate.temperature for gate in sampled if not gate.lossless}
+    sampled = [gate for gate in sampled if gate.temperature not in failing]
     text = [abs(gate.text_z) for gate in sampled if gate.text_z is not None]
     if text:
         rounds = [abs(gate.rounds_z) for gate in sampled if gate.rounds_z is not None]
@@ -276,29 +165,6 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
             f" {', '.join(parts)})"
             f"{_rounds(sampled)}."
         )
-
-
-def _not_all_lossless(gates: Sequence[ServedGate]) -> str:
-    """The K at one temperature by the result of the lossless test, where not all passed."""
-    results = (
-        (False, "do not follow the target's distribution"),
-        (True, "follow it"),
-        (None, "cannot be judged where plain decoding's do not"),
-    )
-    parts: list[str] = []
-    for result, words in results:
-        those = [gate for gate in gates if gate.lossless is result]
-        if those:  # with the largest z of the test that judged them
-            sizes = [abs(g.plain_z if g.plain_z is not None else g.text_z or 0.0) for g in those]
-            far = "" if result is None else f" (|z| up to {max(sizes):.1f})"
-            parts.append(f"those of {_ks(those)} {words}{far}")
-    temperature = fmt.temperature(gates[0].temperature)
-    return f"Sampled texts at temperature {temperature}: {'; '.join(parts)}."
-
-
-def _ks(gates: Sequence[ServedGate]) -> str:
-    """The K of the gates, as "plain decoding, K=1 and K=2"."""
-    return _listed(["plain decoding" if gate.k == 0 else f"K={gate.k}" for gate in gates])
 
 
 def _rounds(gates: Sequence[ServedGate]) -> str:

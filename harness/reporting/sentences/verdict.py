@@ -42,8 +42,7 @@ def of_answers(summary: Summary) -> tuple[str, ...]:
     synthetic = summary.run.synthetic
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
     if summary.served is not None:
-        loaded = served.under_load(summary.served, shown.answer)
-        more = [served.contrast(summary, shown), loaded]
+        more = [served.under_load(summary.served, shown.answer)]
     else:
         more = [SYNTHETIC_ONLY] if synthetic else []
         more += [_no_engine(summary, shown), _other_engine(summary, shown)]
@@ -279,8 +278,7 @@ def _first_difference(values: Quoted) -> str:
 
 def _given_numbers(entry: Answer, values: Quoted) -> str:
     k, alpha, needed = values["k"], values["alpha"], values["breakeven_alpha"]
-    origin = "measured by the server" if values["measured"] else "by arithmetic"
-    reason = f"K={k} gives {fmt.gain(entry)} {origin}"
+    reason = f"K={k} gives {fmt.gain(entry)} by arithmetic"
     if entry.decision != "speculate" and alpha is not None:
         loses = f"at K={k} even alpha = 1 loses"
         needs = loses if needed is None else f"K={k} needs alpha >= {needed:.2f}"
@@ -478,7 +476,7 @@ def after_counters(summary: Summary) -> NextStep | None:
     if summary.running is None or summary.round_times or not summary.from_acceptance:
         return None
     asked = "python -m harness.report metrics=URL latency_from=SERVER_RUN"
-    return NextStep("times of rounds, of a run or typed, say which K pays", asked)
+    return NextStep("the round times of a run say which K pays", asked)
 
 
 def after_a_profile(summary: Summary) -> NextStep:

@@ -1,20 +1,9 @@
-"""Tables of compared runs: the runs, their engines, the cells, and the settings that differ."""
+"""Tables of compared runs: the cells, and the settings that differ."""
 
 from harness import formatting as fmt
 from harness.reporting.tables.specification import Column, Table, table
-from harness.serving.engines import spec_of
-from harness.summary import Comparison, ComparisonRow, Difference, EngineRow, RunCompared, Summary
+from harness.summary import ComparisonRow, Difference, Summary
 
-RUNS: tuple[Column[RunCompared], ...] = (
-    Column("run", lambda run: run.name, key=True, flexible=True),
-    Column("command", lambda run: run.command),
-    Column("draft", lambda run: run.draft, flexible=True),
-    Column("engine", lambda run: spec_of(run.engine).title),
-    Column("version", lambda run: run.version, flexible=True),
-    Column("seed", lambda run: str(run.seed)),
-    Column("prompt sets\nweigh", lambda run: _weights(run), flexible=True),
-)
-RUNS_NOTE = "{} is the reference: its weights of prompt sets are used for every run here."
 COLUMNS: tuple[Column[ComparisonRow], ...] = (
     Column("prompt set", lambda row: row.prompt_set, key=True),
     Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),
@@ -29,28 +18,10 @@ COLUMNS: tuple[Column[ComparisonRow], ...] = (
     Column("prompts", lambda row: row.prompts, fmt.count),
     Column("status", lambda row: None if row.status == "complete" else row.status),
 )
-ENGINES: tuple[Column[EngineRow], ...] = (
-    Column("run", lambda row: row.run, key=True, flexible=True),
-    Column("engine", lambda row: spec_of(row.engine).title),
-    Column("version", lambda row: row.version),
-    Column("draft", lambda row: row.draft),
-    Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),
-    Column("K", lambda row: row.k, fmt.count, key=True),
-    Column("concur-\nrency", lambda row: row.concurrency, fmt.count, key=True),
-    Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
-    Column("prompts", lambda row: row.prompts, fmt.count),
-    Column("lossless", lambda row: None if row.lossless else "NO"),
-)
-ENGINES_TITLE = "Engines side by side"
-ENGINES_NOTE = (
-    "speedup: measured against the same engine's plain decoding, on the prompts of all sets that"
-    " were timed both plainly and at that K; with several requests side by side a ratio of"
-    " throughputs, without an interval. A run's own verdict is less what choosing K adds by chance."
-)
 RATIO_NOTE = (
     "speedup ratio: speedup of the run / speedup of the reference; below 1 the run gains less."
     " alpha difference: run - reference. Both are over the prompts that both runs have, each prompt"
-    " paired with itself."
+    " paired with itself; prompt sets weigh as in the reference."
 )
 HOLM_NOTE = (
     "p, Holm: the chance of a difference as large as this if there were none, adjusted for the"
@@ -59,16 +30,11 @@ HOLM_NOTE = (
 
 
 def comparison_tables(summary: Summary) -> list[Table]:
-    """The runs, their engines, the cells of each compared run, and the settings that differ."""
+    """The cells of each compared run, and the settings that differ."""
     compared = summary.comparison
     if compared is None:
         return []
-    weighted = any(run.weights for run in compared.every)
-    runs_notes = (RUNS_NOTE.format(compared.reference),) if weighted else ()
-    made = [
-        table("The runs", RUNS, compared.every, notes=runs_notes),
-        table(ENGINES_TITLE, ENGINES, _by_cell(compared), notes=(ENGINES_NOTE,)),
-    ]
+    made: list[Table] = []
     for run in compared.runs:
         rows = [row for row in compared.rows if row.run == run.name]
         notes = (RATIO_NOTE, HOLM_NOTE) if run.cells else (RATIO_NOTE,)
@@ -83,33 +49,14 @@ def comparison_tables(summary: Summary) -> list[Table]:
     return [*made, table("Settings that differ", columns, compared.differences)]
 
 
-def _weights(run: RunCompared) -> str:
-    return ", ".join(f"{name} {share:g}" for name, share in run.weights.items()) or "equally"
-
-
 def brief_tables(summary: Summary) -> list[Table]:
-    """The runs; their engines at one request at a time; the whole workload at every K above 0.
-
-    The table of engines has no names of runs where engine and version distinguish the runs.
-    """
+    """The whole workload at every K above 0."""
     compared = summary.comparison
     if compared is None:
         return []
-    engines = {row.run: (row.engine, row.version) for row in compared.engines}
-    columns = ENGINES if len({*engines.values()}) < len(engines) else ENGINES[1:]
-    alone = [row for row in _by_cell(compared) if row.concurrency == 1]
     cells = [row for row in compared.rows if row.prompt_set in (None, "all") and row.k]
     of_cells: list[Column[ComparisonRow]] = [*COLUMNS[1:3], *COLUMNS[5:9]]
     if len(compared.runs) > 1:
         of_cells.insert(0, Column("run", lambda row: row.run, key=True, flexible=True))
     title = f"Whole workload, against {compared.reference}"
-    return [
-        table("The runs", RUNS, compared.every),
-        table(ENGINES_TITLE, columns, alone),
-        table(title, of_cells, cells),
-    ]
-
-
-def _by_cell(compared: Comparison) -> list[EngineRow]:
-    """The rows of engines by temperature, K and concurrency."""
-    return sorted(compared.engines, key=lambda row: (row.temperature, row.k, row.concurrency))
+    return [table(title, of_cells, cells)]

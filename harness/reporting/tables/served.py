@@ -58,7 +58,7 @@ class Loaded(NamedTuple):
     """One K under a load, or at one request at a time: its throughput and its latencies."""
 
     cell: LoadCell | None  # None at one request at a time
-    waits: UserLatency | None
+    waits: UserLatency | None  # None of a server whose K changes
 
     @property
     def of(self) -> LoadCell | UserLatency:
@@ -73,11 +73,15 @@ class Loaded(NamedTuple):
         alone = self.cell is None and self.of.concurrency == 1
         return None if alone else self.of.concurrency
 
-    @property
-    def visits(self) -> str | None:
-        """The visits as "2 of 3"; None where none is lacking."""
-        visits = self.of.visits
-        return visits and f"{visits.timed} of {visits.asked}"
+
+# What changes the K of a server, up to the one that is shown
+CHANGED_BY = {"schedule": "schedule", "adaptive": "the engine"}
+
+
+def _visits(cell: LoadCell | None) -> str | None:
+    """The visits of a load as "2 of 3"; None where none is lacking."""
+    visits = cell and cell.visits
+    return visits and f"{visits.timed} of {visits.asked}"
 
 
 def _percentile(quantity: Quantity, name: Percentile) -> Column[Loaded]:
@@ -94,61 +98,19 @@ LOADS: tuple[Column[Loaded], ...] = (
     Column("concur-\nrency", lambda row: row.concurrency, fmt.count, key=True),
     Column("requests\nper second", lambda row: row.of.rate, fmt.rate, key=True),
     Column("K", lambda row: row.of.k, fmt.count, key=True),
+    Column("K by", lambda row: row.cell and CHANGED_BY.get(row.cell.varying), key=True),
     Column("tok/s", lambda row: row.cell and row.cell.tokens_per_second, fmt.rate),
     Column("throughput\nratio", lambda row: row.cell and row.cell.throughput_ratio, fmt.speedup),
     Column("spread", lambda row: row.cell and row.cell.spread, fmt.percent),
     Column("requests", lambda row: row.waits and row.waits.requests, fmt.count),
     *(_percentile(quantity, name) for quantity in QUANTITIES for name in ("p50", "p95")),
-    Column("within\ngoals", lambda row: row.waits and row.waits.within_goals, fmt.percent),
     Column(
         "queue",
         lambda row: "grows" if row.waits and row.waits.queue_grows else None,
         definition="queue grows",
     ),
     Column("slots", lambda row: row.cell and row.cell.slots, fmt.count),
-    Column("visits", lambda row: row.visits),
-)
-
-
-class Varied(NamedTuple):
-    """A server whose K changes, under one load, and the fastest server with one K there."""
-
-    cell: LoadCell
-    fixed: LoadCell | None
-
-    @property
-    def rate(self) -> float | None:
-        """Arrivals per second; None for a number of requests side by side."""
-        return self.cell.rate
-
-    @property
-    def decided(self) -> str:
-        """The chooser of K: "schedule", or "the engine" where it adapts K."""
-        return {"schedule": "schedule", "adaptive": "the engine"}.get(self.cell.varying, "")
-
-
-def _varied(served: ServedSummary) -> list[Varied]:
-    rows: list[Varied] = []
-    for cell in served.varying:
-        load = {"temperature": cell.temperature, "concurrency": cell.concurrency, "rate": cell.rate}
-        known = [each for each in where(served.load, **load) if each.throughput_ratio is not None]
-        fixed = max(known, key=lambda each: (each.throughput_ratio or 0.0, each.k), default=None)
-        rows.append(Varied(cell, fixed))
-    return rows
-
-
-VARIED: tuple[Column[Varied], ...] = (
-    Column("temperature", lambda row: row.cell.temperature, fmt.temperature, key=True),
-    Column("concur-\nrency", lambda row: row.cell.concurrency, fmt.count, key=True),
-    Column("requests\nper second", lambda row: row.rate, fmt.rate, key=True),
-    Column("K by", lambda row: row.decided, key=True),
-    Column("tok/s", lambda row: row.cell.tokens_per_second, fmt.rate),
-    Column("throughput\nratio", lambda row: row.cell.throughput_ratio, fmt.speedup),
-    Column("fastest\none K", lambda row: row.fixed and row.fixed.k, fmt.count),
-    Column("its\nratio", lambda row: row.fixed and row.fixed.throughput_ratio, fmt.speedup),
-    Column("tokens/round\nmeasured", lambda row: row.cell.tokens_per_round, fmt.decimal),
-    Column("spread", lambda row: row.cell.spread, fmt.percent),
-    Column("visits", lambda row: Loaded(row.cell, None).visits),
+    Column("visits", lambda row: _visits(row.cell)),
 )
 
 
@@ -177,7 +139,6 @@ SCHEDULE: tuple[Column[Scheduled], ...] = (
     Column("K", lambda row: row.entry.k, fmt.count),
     Column("tie with", lambda row: row.tied),
     Column("throughput\nratio", lambda row: row.entry.measured_ratio, fmt.speedup),
-    Column("lost to\nthe fastest", lambda row: row.entry.loss, fmt.percent),
 )
 
 
@@ -203,14 +164,9 @@ LOAD_NOTE = (
 CPU_NOTE = "tok/s and ratios are by processor time, at a rate of requests by the clock."
 SCHEDULE_NOTE = (
     "K: by tokens per round of replay / R(K, B), what an iteration took under that load. tie with:"
-    " within the spread of visits. lost to the fastest: throughput that a visit loses with the K"
-    " that all other visits choose."
+    " within the spread of visits."
 )
-VARIED_NOTE = (
-    "Servers whose K changes while they serve, measured under load next to plain decoding; nothing"
-    " is predicted of them, since replay is of one K. fastest one K: of the servers with one K, by"
-    " the measured ratio; 0 is plain decoding."
-)
+VARIED_NOTE = "K by: of a server whose K changes while it serves; K is then its largest."
 
 
 def schedule_table(summary: Summary) -> Table:
@@ -259,29 +215,28 @@ def gates_table(summary: Summary) -> Table:
     return table("Is the server lossless?", GATES, gates, notes=(GATE_NOTE,))
 
 
-def load_tables(summary: Summary) -> list[Table]:
-    """Throughput and latencies by load and K, and the loads of servers whose K changes."""
+def load_table(summary: Summary) -> Table:
+    """Throughput and latencies by load and K, of servers whose K changes, too."""
     served = summary.served
     if served is None:
-        return []
+        return table("Under load", LOADS, ())
     name, waits = spec_of(served.engine).title, where(served.latencies, load=True)
     by_load = {(row.temperature, row.concurrency, row.rate, row.k): row for row in waits}
     rows = [
-        Loaded(cell, by_load.get((cell.temperature, cell.concurrency, cell.rate, cell.k)))
-        for cell in served.load
-    ]
-    clock = CPU_NOTE if served.clock == "cpu" else ""
-    lines = (f"Started with: {each.line}" for each in served.varying_commands.values())
-    notes = (LOAD_NOTE, clock, *(_latency_notes(waits) if waits else ()))
-    return [
-        table(f"{name} under load", LOADS, rows, notes=notes),
-        table(
-            f"{name} whose K changes",
-            VARIED,
-            _varied(served),
-            notes=(VARIED_NOTE, clock, *lines),
+        *(
+            Loaded(cell, by_load.get((cell.temperature, cell.concurrency, cell.rate, cell.k)))
+            for cell in served.load
         ),
+        *(Loaded(cell, None) for cell in served.varying),
     ]
+    notes = (
+        LOAD_NOTE,
+        CPU_NOTE if served.clock == "cpu" else "",
+        *(_latency_notes(waits) if waits else ()),
+        VARIED_NOTE if served.varying else "",
+        *(f"Started with: {each.line}" for each in served.varying_commands.values()),
+    )
+    return table(f"{name} under load", LOADS, rows, notes=notes)
 
 
 def _on_engine(served: ServedSummary | None) -> str:
