@@ -62,7 +62,7 @@ VerdictReason = Literal[
     "nothing_accepted",  # does_not_pay
 ]
 Doubt = tuple[VerdictReason, Values]  # why a verdict cannot be given, with the values to quote
-Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop", "launch_bound_engine"]
+Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop"]
 RuleOfThumbCode = Literal[
     "step_ratio",  # value: target step / draft step; least, ideal, k, breakeven_alpha
     # value: acceptance_rate; k, suggested_k, verdict_k (0: do not speculate; None: undecided)
@@ -560,33 +560,17 @@ class DistributionTest:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The factors behind a verdict for its draft: what each would change alone."""
+    """The factors that prevent a gain of the verdict's draft, at one K and temperature."""
 
-    # draft, k, temperature: the cell that is explained
     draft: str
     k: int
     temperature: float
-    decision: Decision  # the verdict's
-    speedup: float  # tokens per round of the workload x R(0) / R(K)
-    alpha: float  # measured or replayed at this K
-    breakeven_alpha: float | None  # None where even alpha = 1 loses
-    ceiling: float  # the speedup at alpha = 1
-    # R(K) = K c + v + loop in target steps; speedup = tokens per round x plain / (K c + v + loop)
-    plain: float  # R(0) / target step
-    # c, c_allowed: draft step / target step, and the largest c that breaks even
-    c: float
-    c_allowed: float
-    v: float  # verify / target step
-    speedup_at_v1: float  # if a verify cost one step
-    loop: float  # the rest of R(K) besides the forwards: accepting, sampling, host work
-    speedup_without_loop: float  # if rounds and plain tokens took no more than their forwards
-    # Factors that alone would turn a loss into a gain, the strongest first
+    c: float  # draft step / target step
+    # Where it loses: factors that alone would turn the loss into a gain, and the c that breaks even
     factors: tuple[Factor, ...] = ()
+    largest_c: float | None = None
     launch_bound: bool = False  # whether steps take far longer than their bytes need
-    # floor_c, floor_k, floor_speedup: with both steps at their memory floors; None if unknown.
-    floor_c: float | None = None
-    floor_k: int | None = None
-    floor_speedup: float | None = None
+    floor_c: float | None = None  # c with both steps at their memory floors; None if unknown
     # draft_floor_share, target_floor_share: memory floor / measured step.
     draft_floor_share: float | None = None
     target_floor_share: float | None = None

@@ -65,6 +65,15 @@ REMOVED: dict[str, str] = {
         ),
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),
+    **dict.fromkeys(
+        (
+            *("explanation/decision", "explanation/speedup*", "explanation/alpha"),
+            *("explanation/breakeven_alpha", "explanation/ceiling", "explanation/plain"),
+            *("explanation/c_allowed", "explanation/v", "explanation/loop"),
+            *("explanation/floor_k", "explanation/floor_speedup"),
+        ),
+        "tables have them: docs/decisions/0028-pages-and-caveats-are-records.md",
+    ),
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",
     "served/structured*": "answers of a server are not checked",

@@ -18,7 +18,7 @@ from harness.analysis.caveats.prompts import k_at_edge, k_left_out
 from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
 from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
 from harness.analysis.device import draft_memory, price_per_hour
-from harness.analysis.explanation import case_of, explain
+from harness.analysis.explanation import explain
 from harness.analysis.failures import failures
 from harness.analysis.leaderboard import (
     best_of_drafts,
@@ -374,26 +374,18 @@ def _adaptive(run: PairRun, made: Sequence[Answered]) -> Iterator[AdaptiveDrafti
 
 
 def _explained(
-    run: PairRun,
-    results: Sequence[ResultRow],
-    latencies: Sequence[LatencyRow],
-    verdict: Answer | None,
+    run: PairRun, latencies: Sequence[LatencyRow], verdict: Answer | None
 ) -> Explanation | None:
-    """Why a verdict is what it is.
-
-    Of the draft and K that its number is of; none of a look-up, which has no draft step.
-    """
+    """What prevents a gain of the draft and K that a verdict's number is of."""
     if verdict is None or run.distrusted or verdict.temperature is None:
         return None
-    draft = verdict.named[0] or run.setup.draft
-    latency = run.drafts.latencies.get(verdict.temperature, {}).get(draft)
-    texts = run.drafts.traces.get(draft)
-    if latency is None or (texts and texts[0].chosen):
+    predicted = run.drafts.predicted(run.setup.rule, verdict.temperature)
+    if predicted is None:
         return None
     measured = run.setup.run.manifest.bandwidth
     floors = latencies if measured is None or measured.plausible else ()
-    case = case_of(verdict, draft, results, latency, floors, weights=run.setup.weights)
-    return case and explain(case, verdict.decision, verdict.temperature)
+    draft = verdict.named[0] or run.setup.draft
+    return explain(predicted, verdict, draft, floors, run.setup.weights)
 
 
 def _positions(
@@ -518,7 +510,7 @@ def analyse_pair(setup: Setup) -> Summary:
         ),
         adaptive=tuple(_adaptive(run, made)),
         replay_checks=tuple(_replay_checks(run)),
-        explanation=_explained(run, results, latencies, made[0].workload if made else None),
+        explanation=_explained(run, latencies, made[0].workload if made else None),
         memory=tuple(_memory(drafts)),
         text_checks=tuple(run.checks),
     )
