@@ -345,18 +345,6 @@ class Unstable:
 
 
 @dataclass(frozen=True)
-class OutlierCell:
-    """A measured cell whose speedup depends on a few generations."""
-
-    prompt_set: str
-    temperature: float
-    k: int
-    speedup: float  # the ratio of sums, as in results.csv
-    trimmed_speedup: float  # without the 10 % slowest and fastest generations
-    generations: int  # those whose rounds took far longer, or far less, than the others'
-
-
-@dataclass(frozen=True)
 class Dropped:
     """The early elimination of a draft from an audition."""
 
@@ -1309,7 +1297,6 @@ class Summary:
     round_times: tuple[RoundSummary, ...] = ()  # the costs of predictions: by draft, temperature
     unstable: tuple[Unstable, ...] = ()  # timings that cannot be right despite repetition
     # Sweep and audition
-    outlier_cells: tuple[OutlierCell, ...] = ()
     # One per acceptance rule and temperature, the verdict's rule first.
     leaderboards: tuple[Leaderboard, ...] = ()
     acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()

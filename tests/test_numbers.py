@@ -74,6 +74,10 @@ REMOVED: dict[str, str] = {
         ),
         "tables have them: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),
+    **dict.fromkeys(
+        ("outlier_cells/*", "caveats/code=outlier_generations*"),
+        "its interval has what a few generations decide",
+    ),
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",
     "served/structured*": "answers of a server are not checked",

@@ -98,8 +98,6 @@ CAVEATS: dict[str, dict[str, Any]] = {
     "busy_machine": {"load": 1.26, "processors": 2, "clock": "engine", "processor_time": True},
     "plain_tokens_unlike": {"temperature": 0.0, "times": "6.3 ms (big), 1.6 ms (small)",
         "drafts": 2, "step_s": 0.0018},
-    "outlier_generations": {"cells": 1, "prompt_set": "easy", "temperature": 0.0, "k": 2,
-        "speedup": 0.35, "trimmed_speedup": 1.31, "generations": 1},
     "priced_from_steps": {"draft": "small", "temperature": 0.0, "k": 1, "tokens_per_round": 1.02,
         "step": 0.3, "speedup": 0.887},
     "counters_mixed": {"ks": "1, 3", "mean": 1.5, "share": None, "k": 3},

@@ -61,7 +61,6 @@ UNFILLED = {
     ),
     "leaderboard.SETS": "a run of more prompt sets than the grid has columns for",
     "sweep.CELLS prompts": "a sweep in looks of more than eight prompts of a set",
-    "sweep.CELLS trimmed speedup": BUSY,
     "sweep.CELLS timing": BUSY,
     "sweep.TEXTS first difference": "a snapshot whose texts differ",
     "sweep.TEXTS target margin": "a snapshot whose texts differ",
@@ -94,7 +93,7 @@ UNWRITTEN = {
     "auditions on several cards": {"cards"},
     "an audition with a draft of another tokenizer": {"ineligible"},
     "a run of which a part fails": {"failures"},
-    BUSY: {"outlier_cells", "unstable"},
+    BUSY: {"unstable"},
 }  # fmt: skip
 
 

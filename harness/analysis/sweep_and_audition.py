@@ -47,7 +47,7 @@ from harness.analysis.replayed import replay_check
 from harness.analysis.round_costs import Latency, latency_table, least_rounds
 from harness.analysis.scored_drafts import ScoredDrafts, scored_drafts
 from harness.analysis.setup import Setup, model_facts, run_facts, shares_of_sets
-from harness.analysis.unstable import impossible, outlier_cells, unstable_cells, unstable_steps
+from harness.analysis.unstable import impossible, unstable_cells, unstable_steps
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.records import (
@@ -74,7 +74,6 @@ from harness.summary import (
     DraftMemory,
     Explanation,
     Leaderboard,
-    OutlierCell,
     ReplayCheck,
     Summary,
     TextCheck,
@@ -409,7 +408,6 @@ def _caveats(
     run: PairRun,
     results: Sequence[ResultRow],
     answers: Sequence[Answer],
-    outliers: Sequence[OutlierCell],
     errors: Errors,
 ) -> Iterator[Caveat]:
     setup, latencies = run.setup, run.drafts.latencies
@@ -430,7 +428,6 @@ def _caveats(
         for each in latencies.values()
         for draft, latency in [(n, each[n]) for n in each if n not in untimed][:1]
     ]
-    yield from timing.outlier_generations.of(outliers)
     yield from timing.priced_from_steps.of(times, [*_not_timed(run.drafts)])
     yield from timing.plain_tokens_unlike.of(latencies)
     yield from timing.predictions_off.of(errors)
@@ -480,7 +477,7 @@ def analyse_pair(setup: Setup) -> Summary:
     run = pair_run(setup)
     drafts, errors, made = run.drafts, errors_of(run), answered_questions(run)
     results, answers = tuple(_results(run, errors)), tuple(_answers(run, made))
-    outliers, latencies = outlier_cells(run.trials), latency_table(setup)
+    latencies = latency_table(setup)
     boards = {at: leaderboard(drafts, each, errors) for at, each in drafts.by_rule.items()}
     own = {temperature: boards.get((setup.rule, temperature)) for temperature in drafts.latencies}
     of_drafts = (pair for by_draft in drafts.latencies.values() for pair in by_draft.items())
@@ -490,14 +487,13 @@ def analyse_pair(setup: Setup) -> Summary:
         run=run_facts(setup, results),
         answers=answers,
         failures=failures(setup, run.trials),
-        caveats=tuple(_caveats(run, results, answers, outliers, errors)),
+        caveats=tuple(_caveats(run, results, answers, errors)),
         results=results,
         latency=latencies,
         steps=tuple(each for each in steps if each is not None),
         # Temperatures that were not timed themselves share the times of another
         round_times=tuple({(each.draft, each.temperature): each for each in round_times}.values()),
         unstable=run.unstable,
-        outlier_cells=outliers,
         leaderboards=tuple(
             _as_answered(board, own[at], _replayed_answer(made, at))
             for (rule, at), board in boards.items()

@@ -1,4 +1,4 @@
-"""Caveats on times: other work, heat, outliers, whose rounds price a run, and predictions."""
+"""Caveats on times: other work, heat, whose rounds price a run, and predictions."""
 
 import math
 from collections import Counter
@@ -16,7 +16,6 @@ from harness.serving.engines import OWN, spec_of
 from harness.storage.manifest import EngineCosts
 from harness.summary import (
     Basis,
-    OutlierCell,
     RoundSummary,
     StepBound,
     Values,
@@ -214,21 +213,6 @@ def plain_tokens_unlike(latencies: Mapping[float, Mapping[str, Latency]]) -> Ite
             found[max(known_s) / min(known_s)] = values
     if found:
         yield found[max(found)]
-
-
-@caveat(
-    "caution",
-    lambda values: (
-        f"in {fmt.number_of(values['cells'], 'cell', 'cells')} a few generations decide the"
-        " speedup ({prompt_set}, temperature {temperature:g}, K={k}: {speedup:.2f}x,"
-        " {trimmed_speedup:.2f}x without them); repetitions= or a quieter machine settles it"
-    ).format(**values),
-)
-def outlier_generations(outliers: Sequence[OutlierCell]) -> Iterator[Values]:
-    """How many cells a few generations decide, and the one that differs most."""
-    if outliers:
-        worst = max(outliers, key=lambda cell: abs(math.log(cell.speedup / cell.trimmed_speedup)))
-        yield {"cells": len(outliers), **asdict(worst)}
 
 
 @caveat(

@@ -1,4 +1,4 @@
-"""Timings and cells that cannot be right, and speedups that a few generations decide."""
+"""Timings and cells that cannot be right."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,53 +8,10 @@ import pytest
 from runs import FROZEN
 
 from harness.analysis import analyse
-from harness.analysis.unstable import impossible, outlier_cells, unstable_cells, unstable_steps
-from harness.records import ResultRow, StepTiming, Trial
+from harness.analysis.unstable import impossible, unstable_cells, unstable_steps
+from harness.records import ResultRow, StepTiming
 from harness.reporting.tables.leaderboard import costs_table
 from harness.storage import load
-
-
-def trial(prompt: int, k: int, seconds: float, rounds: int, tokens: int = 48) -> Trial:
-    return Trial(
-        "c", "easy", f"{prompt}", 0, k, 0.0, "ratio" if k else None, "ok", new_tokens=tokens,
-        rounds=rounds if k else None, decode_s=seconds,
-    )  # fmt: skip
-
-
-def cell(drafted_s: Sequence[float], rounds: Sequence[int], plain_s: float = 0.1) -> list[Trial]:
-    pairs = zip(drafted_s, rounds, strict=True)
-    return [
-        each
-        for prompt, (seconds, number) in enumerate(pairs)
-        for each in (trial(prompt, 0, plain_s, 0), trial(prompt, 2, seconds, number))
-    ]
-
-
-ROUNDS = list(range(16, 32))
-CALM = [0.003 * number for number in ROUNDS]
-
-
-def test_one_disturbed_generation_is_reported_next_to_the_speedup_without_it() -> None:
-    """0.2 s in a single generation of 16."""
-    disturbed = [*CALM[:5], CALM[5] + 2.0, *CALM[6:]]
-    (outlier,) = outlier_cells(cell(disturbed, ROUNDS))
-    assert (outlier.prompt_set, outlier.temperature, outlier.k) == ("easy", 0.0, 2)
-    assert outlier.speedup == pytest.approx(1.6 / sum(disturbed))
-    assert outlier.trimmed_speedup == pytest.approx(1.6 / sum(CALM), rel=0.05)
-    assert outlier.generations == 1
-
-
-@pytest.mark.parametrize(
-    "trials",
-    [
-        cell(CALM, ROUNDS),
-        cell([0.003 * n for n in (48, 4, *ROUNDS[2:])], [48, 4, *ROUNDS[2:]]),  # other acceptance
-        cell(CALM * np.exp(np.random.default_rng(0).normal(0, 0.5, 16)), ROUNDS),  # all scatter
-        cell([*CALM[:2], 9.0], ROUNDS[:3]),  # too few to say which is the outlier
-    ],
-)
-def test_acceptance_that_differs_and_times_that_all_scatter_are_no_outliers(trials) -> None:
-    assert outlier_cells(trials) == ()
 
 
 def test_a_speedup_above_what_rounds_emit_cannot_be_nor_carry_a_verdict() -> None:
