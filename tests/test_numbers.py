@@ -78,6 +78,10 @@ REMOVED: dict[str, str] = {
         ("outlier_cells/*", "caveats/code=outlier_generations*"),
         "its interval has what a few generations decide",
     ),
+    **dict.fromkeys(
+        ("results/*source=replayed*/ttft_ms", "results/*source=replayed*/request_speedup"),
+        "whole requests are measured",
+    ),
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",
     "served/structured*": "answers of a server are not checked",

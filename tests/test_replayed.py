@@ -1,7 +1,6 @@
 """Replayed candidates: from texts to seconds, rankings, rows and requests."""
 
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from harness.records import (
     Cell,
     ResultRow,
     RoundTiming,
-    StepTiming,
     TextTrace,
     Trial,
     UserError,
@@ -218,31 +216,6 @@ def test_predicted_seconds_are_rounds_times_the_cost_of_a_round(replays):
     slow = StepTimes(0.2, 2.0, tuple(2 * value for value in TIMES.verify_s))
     other = evidence_of(replays, {**EXACT, "small": typed_latency(slow, 8)}).candidates[name]
     assert other.seconds == pytest.approx(seconds)
-
-
-ROLES: tuple[tuple[Literal["target", "draft"], float], ...] = (("target", 1.0), ("draft", 0.5))
-PREFILLS = [
-    StepTiming(role, role, "prefill", tokens, 0, 1, (seconds,))
-    for role, scale in ROLES
-    for tokens, seconds in ((20, 2.0 * scale), (30, 4.0 * scale), (50, 10.0 * scale))
-]
-
-
-def test_prefills_lie_between_the_lengths_that_were_timed_and_nowhere_else(replays):
-    known = replace(EXACT["good"], timings=tuple(PREFILLS))
-    assert known.prefill_s("target", np.array([20.0, 25.0, 40.0])) == pytest.approx([2, 3, 7])
-    assert known.prefill_s("target", np.array([25.0, 51.0])) is None
-    assert known.prefill_s("target", np.array([19.0])) is None
-    assert EXACT["good"].prefill_s("target", np.array([25.0])) is None
-    rows = replayed_rows(Predicted(replays, {**EXACT, "good": known}), model="target")
-    row = next(r for r in rows if (r.draft, r.k, r.prompt_set) == ("good", 4, "easy"))
-    easy = np.array(replays.prompt_sets) == "easy"
-    lengths = np.array([each[0] for each in replays.prompt_tokens])  # one text each
-    prefill = np.interp(lengths, [20, 30, 50], [2.0, 4.0, 10.0])
-    counts = replays.candidates[Candidate("good", 4)]
-    before = prefill + counts.new_tokens
-    after = 1.5 * prefill + counts.rounds * known.rounds.at(4)
-    assert row.request_speedup == pytest.approx(before[easy].sum() / after[easy].sum())
 
 
 def test_synthetic_acceptance_predicts_each_measured_cell():
