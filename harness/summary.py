@@ -340,8 +340,6 @@ class Unstable:
     batch: int | None = None
     prompt_set: str | None = None
     temperature: float | None = None
-    # Of a target step: the draft of an audition next to which it was timed
-    draft: str | None = None
 
 
 @dataclass(frozen=True)

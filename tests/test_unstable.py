@@ -5,13 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from runs import FROZEN
 
-from harness.analysis import analyse
 from harness.analysis.unstable import impossible, unstable_cells, unstable_steps
 from harness.records import ResultRow, StepTiming
-from harness.reporting.tables.leaderboard import costs_table
-from harness.storage import load
 
 
 def test_a_speedup_above_what_rounds_emit_cannot_be_nor_carry_a_verdict() -> None:
@@ -63,30 +59,3 @@ def elsewhere(timings: Sequence[StepTiming]) -> list[StepTiming]:
 )
 def test_a_forward_that_is_faster_than_a_part_of_it_cannot_be(timings, plain_s, reasons) -> None:
     assert [entry.reason for entry in unstable_steps(timings, plain_s)] == reasons
-
-
-def test_a_forward_of_the_target_counts_once_however_many_drafts_it_was_timed_with() -> None:
-    run = load(FROZEN / "audition")
-    vars(run)["timings"] = [
-        replace(entry, samples_s=tuple(0.5 * seconds for seconds in entry.samples_s))
-        if (entry.role, entry.kind, entry.tokens) == ("target", "verify", 3)
-        else entry
-        for entry in run.timings
-    ]
-    beside = [entry.beside for entry in run.timings if (entry.kind, entry.tokens) == ("verify", 3)]
-    assert len(beside) == len(set(beside)) > 1
-    made = analyse(run)
-    assert [(entry.kind, entry.tokens) for entry in made.unstable].count(("verify", 3)) == 1
-
-
-def test_a_step_marks_the_draft_that_it_was_timed_with_and_no_other() -> None:
-    run = load(FROZEN / "audition")
-    vars(run)["timings"] = [
-        replace(entry, samples_s=tuple(3 * seconds for seconds in entry.samples_s))
-        if (entry.role, entry.kind, entry.beside) == ("target", "step", "tiny_small")
-        else entry
-        for entry in run.timings
-    ]
-    shown = costs_table(analyse(run))
-    marked = zip(shown.column("draft"), shown.column("timing"), strict=True)
-    assert [draft.text for draft, mark in marked if mark.text == "unstable"] == ["tiny_small"]

@@ -47,7 +47,7 @@ from harness.analysis.replayed import replay_check
 from harness.analysis.round_costs import Latency, latency_table, least_rounds
 from harness.analysis.scored_drafts import ScoredDrafts, scored_drafts
 from harness.analysis.setup import Setup, model_facts, run_facts, shares_of_sets
-from harness.analysis.unstable import impossible, unstable_cells, unstable_steps
+from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.records import (
@@ -92,7 +92,7 @@ class PairRun:
         checks: its greedy texts compared with plain decoding's.
         distrusted: why no verdict can rest on these texts.
         generated: rows of results.csv about the cells that were measured.
-        unstable: steps and cells that cannot be right.
+        unstable: cells that cannot be right.
         evidence: by temperature.
     """
 
@@ -124,24 +124,9 @@ def pair_run(setup: Setup) -> PairRun:
         evidence = [
             _evidence_at(drafts, trials, value) for value in setup.temperatures if value in measured
         ]
-    unstable = (*_unstable_steps(drafts), *unstable_cells(generated))
+    unstable = tuple(unstable_cells(generated))
     doubt = distrust(checks)
     return PairRun(setup, drafts, trials, checks, doubt, generated, unstable, evidence)
-
-
-def _unstable_steps(drafts: ScoredDrafts) -> Iterator[Unstable]:
-    """Steps that cannot be right; a target's verify once, however many drafts."""
-    coolest = min(drafts.latencies, default=None)
-    by_draft = {} if coolest is None else drafts.latencies[coolest]
-    entries = (
-        replace(entry, draft=draft if entry.kind == "step" else None)
-        for draft, latency in by_draft.items()
-        for entry in unstable_steps(
-            latency.timings, latency.rounds.plain_s if latency.visits else None
-        )
-    )
-    forwards = grouped(entries, lambda e: (e.kind, e.tokens, e.context_tokens, e.batch, e.draft))
-    yield from (group[0] for group in forwards.values())
 
 
 # ---- generations of a sweep ----------------------------------------------------------------------

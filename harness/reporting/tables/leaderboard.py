@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from harness import formatting as fmt
-from harness.records import Failure, Rule, first, grouped, where
+from harness.records import Failure, Rule, first, grouped
 from harness.reporting import grid
-from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, Value, table
 from harness.serving.drafts import DRAFTS, looks_up
 from harness.serving.engines import spec_of, with_lines
@@ -21,7 +20,6 @@ from harness.summary import (
     LeaderboardRow,
     StepSummary,
     Summary,
-    Unstable,
 )
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
@@ -290,19 +288,9 @@ def costs_table(summary: Summary) -> Table:
         STEP_NOTE,
         MEMORY_NOTE if memory else "",
         _token_prices(summary),
-        stability.note(summary, "step"),
     )
     title = "What each draft takes" if len(rows) > 1 else "What the draft takes"
-    unstable: Column[DraftCosts] = stability.column(lambda row: _unstable_step(summary, row.step))
-    return table(title, (*COSTS, unstable), rows, notes=notes)
-
-
-def _unstable_step(summary: Summary, step: StepSummary | None) -> Unstable | None:
-    """The unstable timing of a draft's step, or of the target's step next to it; or None."""
-    if step is None:
-        return None
-    steps = where(summary.unstable, kind="step", context_tokens=step.context_tokens, batch=1)
-    return first(entry for entry in steps if entry.draft in (None, step.draft))
+    return table(title, COSTS, rows, notes=notes)
 
 
 def ineligible_table(summary: Summary) -> Table:
