@@ -1378,23 +1378,6 @@ class Summary:
         return tuple(row for row in self.alone if row.source == source)
 
     @property
-    def on_few_prompts(self) -> tuple[ResultRow, ...]:
-        """The rows of `generated` on at most half of the prompts that another K was run on.
-
-        A sweep that ends when its verdicts are decided (until=decided) measures most K only on the
-        first prompts of each set.
-        """
-        most: dict[tuple[float | None, str | None], int] = {}
-        for row in self.generated:
-            cell = row.temperature, row.prompt_set
-            most[cell] = max(most.get(cell, 0), row.prompts or 0)
-        return tuple(
-            row
-            for row in self.generated
-            if row.prompts and 2 * row.prompts <= most[row.temperature, row.prompt_set]
-        )
-
-    @property
     def alone(self) -> tuple[ResultRow, ...]:
         """The rows of results.csv without those of a server under load."""
         return tuple(row for row in self.results if row.concurrency == 1)
