@@ -1304,9 +1304,6 @@ class Summary:
     explanation: Explanation | None = None
     memory: tuple[DraftMemory, ...] = ()
     ineligible: tuple[Failure, ...] = ()  # drafts that cannot be used with this target, and why
-    # generation_s, scoring_s: the time of an audition's completions and of its scores
-    generation_s: float | None = None
-    scoring_s: float | None = None
     price_per_hour_usd: float | None = None
     plain_usd_per_million_tokens: float | None = None  # at the headline's temperature
     cards: tuple[CardRow, ...] = ()

@@ -83,6 +83,7 @@ REMOVED: dict[str, str] = {
         "whole requests are measured",
     ),
     "unstable/*draft=*": "steps price nothing; a profile marks them",
+    **dict.fromkeys(("generation_s", "scoring_s"), "the manifest has them"),
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",
     "served/structured*": "answers of a server are not checked",

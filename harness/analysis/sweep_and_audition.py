@@ -518,7 +518,7 @@ def _with_cost(summary: Summary, run: PairRun) -> Summary:
 
 
 def _with_audition(summary: Summary, run: PairRun) -> Summary:
-    """With the drafts that the ranking lacks, and what making the texts took."""
+    """With the drafts that the ranking lacks."""
     notes = run.setup.run.manifest.audition
     entries: Sequence[str] = run.setup.run.config.get("drafts") or ()
     names = [split_draft(entry).name for entry in entries if entry != AUTO_DRAFTS]
@@ -532,6 +532,4 @@ def _with_audition(summary: Summary, run: PairRun) -> Summary:
         summary,
         run=replace(summary.run, not_scored=lacking, ranked=ranked),
         ineligible=tuple(Failure(each.draft, each.reason) for each in notes.not_eligible),
-        generation_s=notes.costs.generation_s,
-        scoring_s=notes.costs.scoring_s,
     )

@@ -90,22 +90,11 @@ def _processor_time_tells(setup: Setup, engine: ServingEngine) -> bool:
 
 
 def _say_throttled_card(values: Quoted) -> str:
-    clock, limit, heat = (values[name] for name in ("sm_mhz", "power_limit_w", "temperature_c"))
-    default, device = values["default_power_limit_w"], values["device"]
-    slowed_by, remedy = _THROTTLED[str(values["reason"])]
-    highest = "" if values["max_sm_mhz"] is None else f" of {values['max_sm_mhz']:.0f}"
-    parts = [
-        "" if clock is None else f"its SM clock was {clock:.0f} MHz{highest}",
-        "" if heat is None else f"up to {heat:.0f} degrees C",
-        "" if limit is None else f"power limit {limit:.0f} W",
-        "" if default is None or limit == default else f"{default:.0f} W by default",
-    ]
-    facts = ", ".join(filter(None, parts))
+    device, (slowed_by, remedy) = values["device"], _THROTTLED[values["reason"]]
     return (
         f"the card{'' if device is None else f' {device}'} was slowed by {slowed_by} in"
-        f" {values['throttled']} of"
-        f" {values['samples']} readings while it was measured{f' ({facts})' if facts else ''}: its"
-        f" times are those of a throttled card; {remedy}, and time again"
+        f" {values['throttled']} of {values['samples']} readings while it was measured: its times"
+        f" are those of a throttled card; {remedy}, and time again (manifest.json has its readings)"
     )
 
 
@@ -114,28 +103,20 @@ def throttled_card(setup: Setup) -> Iterator[Values]:
     """What lowered the card's clocks while it was measured: heat, a brake, or its power limit.
 
     Of several reasons the one of most samples is named; `hw_slowdown` is set along with those that
-    say more. throttled, samples: readings with it, and in all; sm_mhz: the median (of a power cap
-    while it held); device: the card. None where the card tells none.
+    say more. throttled, samples: readings with it, and in all; device: the card that had most.
     """
     entries = setup.run.manifest.card_readings
     counted = [(entry, _throttled(entry)) for entry in entries]
     samples = sum((by_reason for _, by_reason in counted), Counter[ThrottleReason]())
-    if not samples:
-        return
-    reason = max(THROTTLE_REASONS, key=lambda one: samples[one])
-    worst, _ = max(counted, key=lambda each: each[1][reason])
-    median = None if worst.sm_mhz is None else worst.sm_mhz.median
-    yield {
-        "reason": reason,
-        "throttled": samples[reason],
-        "samples": sum(entry.busy or entry.samples for entry in entries),
-        "sm_mhz": worst.capped_sm_mhz if reason == "power_cap" else median,
-        "max_sm_mhz": worst.max_sm_mhz,
-        "temperature_c": None if worst.temperature_c is None else worst.temperature_c.highest,
-        "power_limit_w": worst.power_limit_w,
-        "default_power_limit_w": worst.default_power_limit_w,
-        "device": worst.device,
-    }
+    if samples:
+        reason = max(THROTTLE_REASONS, key=lambda one: samples[one])
+        worst, _ = max(counted, key=lambda each: each[1][reason])
+        yield {
+            "reason": reason,
+            "throttled": samples[reason],
+            "samples": sum(entry.busy or entry.samples for entry in entries),
+            "device": worst.device,
+        }
 
 
 def _throttled(entry: CardReadings) -> Counter[ThrottleReason]:

@@ -13,7 +13,7 @@ from harness.records import Failure, Rule, first, grouped
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, Value, table
 from harness.serving.drafts import DRAFTS, looks_up
-from harness.serving.engines import spec_of, with_lines
+from harness.serving.engines import spec_of
 from harness.summary import (
     Answer,
     DraftMemory,
@@ -204,7 +204,6 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             f" {', '.join(board.engines)}: {board.acceptance}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
-            _missing_on_engines(summary, board),
             as_decided(summary, board.rows, board.temperature) if board.own else "",
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
             *dropped_notes(board.rows),
@@ -228,18 +227,6 @@ def dropped_notes(rows: Iterable[LeaderboardRow]) -> Iterator[str]:
                 f"{row.draft}: dropped after {row.dropped.prompts} of {row.dropped.of} prompts,"
                 f" significantly slower than {names}; its numbers are of these prompts."
             )
-
-
-def _missing_on_engines(summary: Summary, board: Board) -> str:
-    """A note on drafts that some of a ranking's engines have and others do not."""
-    lacking: list[str] = []
-    named = {name for name, spec in with_lines().items() if spec.rule in board.rules}
-    for draft in (row.draft for row in board.rows if row.draft is not None):
-        have = grid.engines_with(summary, draft, board.temperature, board.rules)
-        without = [name for name in with_lines() if have and name in named - {*have}]
-        if without:
-            lacking.append(f"{draft} is not for {grid.names_of(without)}")
-    return f"Not every engine has every draft: {'; '.join(lacking)}." if lacking else ""
 
 
 def as_decided(summary: Summary, rows: Iterable[LeaderboardRow], temperature: float) -> str:
