@@ -577,13 +577,9 @@ class DraftMemory:
     """The device memory that a draft takes, also as context and concurrent sequences lost."""
 
     draft: str
-    device: str | None
     weights_bytes: float
-    kv_bytes_per_token: float
-    fits: bool  # whether the weights alone do
-    context_tokens: int  # tokens of cache that fit, of one sequence or all together
-    context_tokens_lost: int  # compared with serving without a draft
-    sequences: int  # concurrent sequences at the asked context
+    # Compared with serving without a draft: of one sequence, and at the asked context
+    context_tokens_lost: int
     sequences_lost: int
 
 

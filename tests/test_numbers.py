@@ -84,6 +84,13 @@ REMOVED: dict[str, str] = {
     ),
     "unstable/*draft=*": "steps price nothing; a profile marks them",
     **dict.fromkeys(("generation_s", "scoring_s"), "the manifest has them"),
+    **dict.fromkeys(
+        (
+            *("memory/*/device", "memory/*/kv_bytes_per_token", "memory/*/fits"),
+            *("memory/*/context_tokens", "memory/*/sequences"),
+        ),
+        "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
+    ),
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",
     "served/structured*": "answers of a server are not checked",

@@ -95,5 +95,4 @@ def draft_memory(
         draft: ModelBytes() if draft in lookups else model_bytes(setup, draft) for draft in names
     }
     known = {draft: each for draft, each in kept.items() if each is not None}
-    device = card.name if card else machine.device_name
-    return memory_view(target, known, available, context_tokens=context_tokens, device=device)
+    return memory_view(target, known, available, context_tokens=context_tokens)

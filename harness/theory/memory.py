@@ -78,7 +78,6 @@ def memory_view(
     memory_bytes: float,
     *,
     context_tokens: int,
-    device: str | None = None,
 ) -> tuple[DraftMemory, ...]:
     """The memory of each draft, and the context and sequences lost compared with no draft.
 
@@ -91,20 +90,13 @@ def memory_view(
         raise UserError(f"context_tokens={context_tokens}: must be 1 or more")
     room = memory_bytes * USABLE_SHARE
     alone = MemoryFit(room, (target,), context_tokens)
-    fits = {
-        name: MemoryFit(room, (target, draft), context_tokens) for name, draft in drafts.items()
-    }
     return tuple(
         DraftMemory(
             draft=name,
-            device=device,
-            weights_bytes=drafts[name].weights,
-            kv_bytes_per_token=drafts[name].kv_per_token,
-            fits=fit.weights_bytes <= room,
-            context_tokens=fit.most_tokens,
+            weights_bytes=draft.weights,
             context_tokens_lost=alone.most_tokens - fit.most_tokens,
-            sequences=fit.most_sequences,
             sequences_lost=alone.most_sequences - fit.most_sequences,
         )
-        for name, fit in fits.items()
+        for name, draft in drafts.items()
+        for fit in [MemoryFit(room, (target, draft), context_tokens)]
     )
