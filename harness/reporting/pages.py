@@ -74,7 +74,6 @@ PAGES: Mapping[str, Page] = {
         main=(
             cards.card_tables,
             leaderboard.leaderboard_tables,
-            leaderboard.ineligible_table,
             leaderboard.prompt_set_table,
         ),
         more=(

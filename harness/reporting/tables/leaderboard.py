@@ -5,11 +5,10 @@ Rules with the same rows share a leaderboard; at temperature 0 all rules do.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from harness import formatting as fmt
-from harness.records import Failure, Rule, first, grouped
+from harness.records import Rule, first, grouped
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, Value, table
 from harness.serving.drafts import DRAFTS, looks_up
@@ -120,11 +119,6 @@ COSTS: tuple[Column[DraftCosts], ...] = (
     Column("context\ntokens lost", lambda r: r.memory and r.memory.context_tokens_lost, fmt.count),
     Column("sequences\nlost", lambda r: r.memory and r.memory.sequences_lost, fmt.count),
 )
-INELIGIBLE: tuple[Column[Failure], ...] = (
-    Column("draft", lambda failure: failure.where, key=True),
-    Column("why", lambda failure: failure.error, flexible=True),
-)
-
 SPEEDUP_NOTE = (
     "speedup: by replay and this run's round times, at the K that is best on these prompts, which"
     " makes it slightly too high except where it says corrected. On an engine that was not timed"
@@ -278,12 +272,6 @@ def costs_table(summary: Summary) -> Table:
     )
     title = "What each draft takes" if len(rows) > 1 else "What the draft takes"
     return table(title, COSTS, rows, notes=notes)
-
-
-def ineligible_table(summary: Summary) -> Table:
-    """The drafts that were asked for and have no rank: not for this target, or failed."""
-    broken = [replace(f, where=f.draft) for f in summary.failures if f.draft is not None]
-    return table("Not ranked", INELIGIBLE, (*summary.ineligible, *broken))
 
 
 def _token_prices(summary: Summary) -> str:
