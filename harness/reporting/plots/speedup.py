@@ -1,4 +1,4 @@
-"""Plots of speedups: by K, of each draft at its best K, of compared runs, and break-even alphas."""
+"""Plots of speedups: by K, of each draft at its best K, and of compared runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -98,39 +98,6 @@ def _prediction_line(axes: Axes, rows: Sequence[ResultRow], colour: str) -> None
     ordered = sorted(rows, key=lambda row: row.k)
     speedups = [row.speedup or 0.0 for row in ordered]
     axes.plot([row.k for row in ordered], speedups, color=colour, alpha=0.65)
-
-
-CEILING_CAPTION = (
-    "The alpha that each K needs to break even, and the speedup if every draft token were accepted"
-)
-CEILING_UNDER = (
-    "left: alpha below the bar loses (none: even alpha = 1 loses); right: the most a K can give"
-)
-
-
-def draw_ceilings(summary: Summary, across: int) -> style.Plot | None:
-    """The break-even alpha and the ideal speedup of each K; None where no times are known."""
-    ceilings = sorted(summary.ceilings, key=lambda ceiling: ceiling.k)
-    if not ceilings:
-        return None
-    figure, (needed, ideal) = style.panels(2, across, share_y=False)
-    places, ks = range(len(ceilings)), [str(ceiling.k) for ceiling in ceilings]
-    alphas = [ceiling.breakeven_alpha for ceiling in ceilings]
-    needed.bar(places, [1.0 if a is None else a for a in alphas], color=style.COLOURS[0], alpha=0.8)
-    ideal.bar(places, [c.ideal_speedup for c in ceilings], color=style.COLOURS[2], alpha=0.8)
-    for place, ceiling, root in zip(places, ceilings, alphas, strict=True):
-        text = fmt.NO_ROOT if root is None else fmt.decimal(root)
-        style.note_at(needed, text, (place, 1.0 if root is None else root), xytext=(0, 3))
-        gain = fmt.decimal(ceiling.ideal_speedup, 1)
-        style.note_at(ideal, gain, (place, ceiling.ideal_speedup), xytext=(0, 3))
-    needed.set_ylim(0.0, 1.12)
-    ideal.set_ylim(0.0, 1.12 * max(1.0, *(ceiling.ideal_speedup for ceiling in ceilings)))
-    ideal.axhline(1.0, color=style.INK, linewidth=1.2, linestyle=style.DASHED)
-    for panel, title in ((needed, "alpha needed"), (ideal, "speedup at alpha = 1")):
-        panel.set_xticks(places, ks)
-        panel.set_xlabel(DRAFT_TOKENS)
-        panel.set_title(title)
-    return style.plot("ceilings.svg", CEILING_CAPTION, figure, CEILING_UNDER)
 
 
 BOARD_CAPTION = (
