@@ -371,7 +371,6 @@ class LeaderboardRow:
     breakeven_alpha: float | None = None  # by the iid formula; None where even alpha = 1 loses
     probability_best: float | None = None  # share of draws in which no other row is faster
     draft_memory_bytes: float | None = None  # weights of the draft; None if unknown
-    usd_per_million_tokens: float | None = None  # None without a price
     dropped: Dropped | None = None  # where set, all numbers are of the prompts until elimination
     corrected: bool = False  # whether the speedup is the verdict's, corrected for the selection
 

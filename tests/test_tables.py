@@ -50,7 +50,6 @@ MADE = (
 BUSY = "a run on a busy machine"
 # Columns that no run here fills, a whole table's by its name; and the run that would
 UNFILLED = {
-    "leaderboard.RANKS cost per 10^6 tokens": "an audition on a card with a price",
     **dict.fromkeys(
         (
             *("leaderboard.DROPPED", "leaderboard.RANKS dropped after prompts"),

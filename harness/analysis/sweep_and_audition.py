@@ -23,7 +23,6 @@ from harness.analysis.failures import failures
 from harness.analysis.leaderboard import (
     best_of_drafts,
     rank,
-    with_costs,
     with_speedup,
 )
 from harness.analysis.lossless import distrust, text_checks, without_faulty
@@ -301,9 +300,13 @@ def leaderboard(drafts: ScoredDrafts, predicted: Predicted, errors: Errors) -> L
     ]
     rows.sort(key=lambda row: -row.speedup)
     ranked = (replace(row, rank=len(board.rows) + 1 + n) for n, row in enumerate(rows))
-    board = replace(board, rows=(*board.rows, *ranked))
-    first = predicted.latencies[predicted.replays.drafts[0]]
-    board = with_costs(board, setup, first.rounds.baseline_s)
+    every = (
+        replace(row, draft_memory_bytes=setup.described_draft(row.draft).weights_bytes)
+        if row.draft is not None
+        else replace(row, draft_memory_bytes=0)
+        for row in (*board.rows, *ranked)
+    )
+    board = replace(board, rows=tuple(every))
     if setup.priced_by is None:
         return board
     return replace(board, engines=(spec_of(setup.priced_by.engine.name).title,))

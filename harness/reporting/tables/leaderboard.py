@@ -97,7 +97,6 @@ RANKS: tuple[Column[LeaderboardRow], ...] = (
     Column("best\nK", lambda row: row.k, fmt.count),
     Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column("chance\nto be best", lambda row: row.probability_best, fmt.chance),
-    Column("cost per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
     Column("alpha\n[lo, hi]", lambda row: fmt.bounded(row, "alpha"), fmt.alpha),
     Column("break-even\nalpha", breakeven, fmt.alpha),
     DROPPED,
