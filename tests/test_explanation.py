@@ -30,7 +30,7 @@ def predicted(alphas: Mapping[int, float], steps: StepTimes, loop: float = 0.0) 
         Candidate("small", k): replay(np.full((1, length, k), alpha), [length], [k])[k]
         for k, alpha in alphas.items()
     }
-    replays = Replays("ratio", 0.0, names, (None,), ((8,),), counts, frozenset())
+    replays = Replays("ratio", 0.0, names, ((8,),), counts, frozenset())
     rounds = RoundTimes(steps.target_s, tuple((k, steps.round_s(k) + loop) for k in alphas))
     return Predicted(replays, {"small": Latency(rounds, steps=steps)})
 

@@ -1,7 +1,7 @@
 """Predicted seconds: replayed rounds times what a round costs, and every number that follows.
 
 prediction = tokens per round x R(0) / R(K). Rows of results.csv, workload speedups with their
-intervals, alpha by category. Counts are expectations, so they are not whole. Rates are ratios of
+intervals. Counts are expectations, so they are not whole. Rates are ratios of
 sums over prompts; percentiles are over prompts, a prompt's repetitions taken together. What is said
 of the whole workload weighs the prompt sets (`prompts.weights`).
 
@@ -41,13 +41,10 @@ from harness.stats.jackknife import (
     share_interval,
 )
 from harness.stats.workload import KNOWN, SharedError, VisitCosts
-from harness.summary import CategoryAlpha
 from harness.theory.replay import Replayed
 
 # By draft, at the temperature of what is predicted
 Latencies = Mapping[str, Latency]
-# The K at which categories are compared, or the nearest there is
-CATEGORY_K = 4
 
 
 def alpha_of(counts: Replayed) -> float | None:
@@ -284,34 +281,3 @@ def _row(
 def _texts(replays: Replays) -> Array:
     """The number of texts of each prompt, [n]."""
     return np.array([len(lengths) for lengths in replays.prompt_tokens], dtype=np.float64)
-
-
-# ---- alpha by category ---------------------------------------------------------------------------
-
-
-def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
-    """Alpha of every draft on every category, at one K for all, since alpha drifts with K."""
-    k = min(replays.ks, key=lambda each: (abs(each - CATEGORY_K), each))
-    pairs = zip(replays.categories, replays.prompt_sets, strict=True)
-    names = [category or prompt_set for category, prompt_set in pairs]
-    rows: list[CategoryAlpha] = []
-    for category in sorted(set(names)):
-        part = replays.rows([name == category for name in names])
-        for draft in part.drafts:
-            counts = part.candidates[Candidate(draft, k)]
-            lo, hi = share_interval(counts.accepted, counts.judged) or (None, None)
-            rows.append(
-                CategoryAlpha(
-                    temperature=part.temperature,
-                    draft=draft,
-                    k=k,
-                    category=category,
-                    prompts=len(part.names),
-                    accepted=float(counts.accepted.sum()),
-                    judged=float(counts.judged.sum()),
-                    alpha=alpha_of(counts),
-                    alpha_lo=lo,
-                    alpha_hi=hi,
-                )
-            )
-    return tuple(rows)
