@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from harness.stats.crossfit import VisitCosts, Workload
 from runs import outcome_of, ran
 
 from harness import reporting
