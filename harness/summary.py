@@ -370,7 +370,6 @@ class LeaderboardRow:
     alpha_hi: float | None = None
     breakeven_alpha: float | None = None  # by the iid formula; None where even alpha = 1 loses
     probability_best: float | None = None  # share of draws in which no other row is faster
-    draft_memory_bytes: float | None = None  # weights of the draft; None if unknown
     dropped: Dropped | None = None  # where set, all numbers are of the prompts until elimination
     corrected: bool = False  # whether the speedup is the verdict's, corrected for the selection
 
@@ -560,9 +559,10 @@ class DraftMemory:
 
     draft: str
     weights_bytes: float
-    # Compared with serving without a draft: of one sequence, and at the asked context
-    context_tokens_lost: int
-    sequences_lost: int
+    # Compared with serving without a draft: of one sequence, and at the asked context; None where
+    # the memory of the device or the target is not known
+    context_tokens_lost: int | None = None
+    sequences_lost: int | None = None
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ REMOVED: dict[str, str] = {
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),
     "leaderboards/*/usd_per_million_tokens": "the price of a token / the speedup",
+    "leaderboards/*/draft_memory_bytes": "memory has it",
     "category_alpha/*": "a user's category is a prompt set, which has a verdict",
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",

@@ -299,13 +299,7 @@ def leaderboard(drafts: ScoredDrafts, predicted: Predicted, errors: Errors) -> L
     ]
     rows.sort(key=lambda row: -row.speedup)
     ranked = (replace(row, rank=len(board.rows) + 1 + n) for n, row in enumerate(rows))
-    every = (
-        replace(row, draft_memory_bytes=setup.described_draft(row.draft).weights_bytes)
-        if row.draft is not None
-        else replace(row, draft_memory_bytes=0)
-        for row in (*board.rows, *ranked)
-    )
-    board = replace(board, rows=tuple(every))
+    board = replace(board, rows=(*board.rows, *ranked))
     if setup.priced_by is None:
         return board
     return replace(board, engines=(spec_of(setup.priced_by.engine.name).title,))
@@ -492,7 +486,8 @@ def analyse_pair(setup: Setup) -> Summary:
 def _memory(drafts: ScoredDrafts) -> Iterator[DraftMemory]:
     for replays in (each.replays for each in drafts.by_own_rule[:1]):
         longest = max(t.prompt_tokens + len(t.tokens) for t in drafts.traces[replays.drafts[0]])
-        yield from draft_memory(drafts.setup, replays.drafts, longest, lookups=replays.lookups)
+        names = dict.fromkeys((*replays.drafts, *drafts.dropped))
+        yield from draft_memory(drafts.setup, [*names], longest, lookups=replays.lookups)
 
 
 def _with_cost(summary: Summary, run: PairRun) -> Summary:

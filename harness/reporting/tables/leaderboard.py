@@ -70,7 +70,6 @@ class DraftCosts(NamedTuple):
     draft: str
     step: StepSummary | None
     memory: DraftMemory | None
-    weights_bytes: float | None
 
 
 def breakeven(row: LeaderboardRow) -> Value:
@@ -114,7 +113,7 @@ COSTS: tuple[Column[DraftCosts], ...] = (
     Column("draft\nstep ms", lambda row: row.step and row.step.draft_step_s, fmt.in_ms),
     Column("target\nstep ms", lambda row: row.step and row.step.target_step_s, fmt.in_ms),
     Column("c", lambda row: row.step and row.step.c, lambda c: fmt.decimal(c, 3)),
-    Column("extra\nmemory", lambda row: row.weights_bytes, fmt.memory),
+    Column("extra\nmemory", lambda row: row.memory and row.memory.weights_bytes, fmt.memory),
     Column("context\ntokens lost", lambda r: r.memory and r.memory.context_tokens_lost, fmt.count),
     Column("sequences\nlost", lambda r: r.memory and r.memory.sequences_lost, fmt.count),
 )
@@ -253,20 +252,14 @@ def costs_table(summary: Summary) -> Table:
     """The step times and the memory of each draft."""
     steps = {step.draft: step for step in summary.steps}
     memory = {entry.draft: entry for entry in summary.memory}
-    weights = {
-        row.draft: row.draft_memory_bytes
-        for board in summary.leaderboards
-        for row in board.rows
-        if row.draft is not None
-    }
-    weights |= {draft: entry.weights_bytes for draft, entry in memory.items()}
     rows = [
-        DraftCosts(draft or "draft", steps.get(draft), memory.get(draft), weights.get(draft))
-        for draft in dict.fromkeys([*weights, *steps])
+        DraftCosts(draft or "draft", steps.get(draft), memory.get(draft))
+        for draft in dict.fromkeys([*summary.drafts, *memory, *steps])
+        if draft in steps or draft in memory
     ]
     notes = (
         STEP_NOTE,
-        MEMORY_NOTE if memory else "",
+        MEMORY_NOTE if any(e.context_tokens_lost is not None for e in memory.values()) else "",
         _token_prices(summary),
     )
     title = "What each draft takes" if len(rows) > 1 else "What the draft takes"
