@@ -93,7 +93,7 @@ CAVEATS: dict[str, dict[str, Any]] = {
     "throttled_card": {"reason": "power_cap", "throttled": 3, "samples": 9, "device": None},
     "spread_over_cards": {"role": "target", "cards": 2, "offloaded": False},
     "routing_ties": {"tie": 1, "unjudged": 2},
-    "busy_machine": {"load": 1.26, "processors": 2, "clock": "engine", "processor_time": True},
+    "busy_machine": {"load": 1.26, "processors": 2, "clock": "engine"},
     "plain_tokens_unlike": {"temperature": 0.0, "times": "6.3 ms (big), 1.6 ms (small)",
         "drafts": 2, "step_s": 0.0018},
     "priced_from_steps": {"draft": "small", "speedup": 0.887},

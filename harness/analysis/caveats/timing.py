@@ -11,7 +11,7 @@ from harness.analysis.caveats.record import Quoted, caveat
 from harness.analysis.prediction_error import PredictionError
 from harness.analysis.round_costs import Latency
 from harness.analysis.setup import Setup
-from harness.records import BUSY, CardReadings, ServingEngine, ThrottleReason
+from harness.records import BUSY, CardReadings, ThrottleReason
 from harness.serving.engines import OWN, spec_of
 from harness.storage.manifest import EngineCosts
 from harness.summary import (
@@ -45,14 +45,12 @@ def _say_busy_machine(values: Quoted) -> str:
         others = fmt.number_of(values["processes"], "other process", "other processes")
         return f"{others} used the card while this run was timed: time it on a card of its own"
     busy = f"other work kept {values['load']:.1f} of {values['processors']} processors busy"
-    clock, tells = values.get("clock"), values.get("processor_time", True)
-    if clock == "cpu":
-        waiting = "" if tells else ", and threads that wait for each other count (threads=1)"
+    if values.get("clock") == "cpu":
         return (
             f"{busy}; processor time (clock=cpu) leaves waiting out, but shared caches still slow"
-            f" what is timed{waiting}"
+            " what is timed"
         )
-    again = ", or with clock=cpu" if clock == "engine" and tells else ""
+    again = ", or with clock=cpu, on one thread" if values.get("clock") == "engine" else ""
     return f"{busy}: time it on a quiet machine{again}"
 
 
@@ -61,8 +59,7 @@ def busy_machine(setup: Setup) -> Iterator[Values]:
     """Other work on the processors, and of other processes on the card, while times were taken.
 
     load: processors that it kept busy, on average, of so many. clock: "wall"; "engine" of servers
-    that the run started and that tell their own times; "cpu" of processor time. processor_time:
-    whether it says what such servers take even so.
+    that the run started and that tell their own times; "cpu" of processor time.
     """
     if setup.command == "snapshot":  # whose question is no timing
         return
@@ -73,20 +70,9 @@ def busy_machine(setup: Setup) -> Iterator[Values]:
             values["clock"] = "cpu"
         elif engine is not None and engine.name != OWN.name and engine.started:
             values["clock"] = "engine" if engine.clock == "engine" else "cpu"
-            values["processor_time"] = _processor_time_tells(setup, engine)
         yield values
     if processes := setup.run.manifest.other_gpu_processes:
         yield {"processes": processes}
-
-
-def _processor_time_tells(setup: Setup, engine: ServingEngine) -> bool:
-    """Whether the servers' processor time says what they take on a busy machine.
-
-    Threads that wait for each other run on meanwhile; and of servers that tell no times of their
-    own a long prefill is not told from decoding (`harness.engines.cpu_clock`).
-    """
-    untimed = any(trial.one_token_s is not None for trial in setup.run.trials)
-    return setup.run.manifest.server_threads == 1 and (engine.clock == "cpu" or not untimed)
 
 
 def _say_throttled_card(values: Quoted) -> str:
