@@ -198,30 +198,26 @@ def _replay_checks(run: PairRun) -> Iterator[ReplayCheck]:
 # ---- answers -------------------------------------------------------------------------------------
 
 
-def questions(run: PairRun) -> tuple[Question, ...]:
-    """The questions to decide, by temperature: of our own loop, or at the times that were given.
+def answered_questions(run: PairRun) -> tuple[Answered, ...]:
+    """The questions to decide, by temperature, answered.
 
-    These are typed, or another engine's, whose question it is then. Of every other engine
-    `answers_of` says what carries over.
+    They are of our own loop, or at the times that were given: typed, or another engine's, whose
+    question it is then. Of every other engine `_answers` says what carries over. None whose texts,
+    or timings, cannot be right has a verdict.
     """
     setup, priced = run.setup, run.setup.priced_by
-    engine = None if setup.typed_latency else OWN.name
     source: Source = "replayed" if setup.replay_only else "measured"
-    asked = (Question(evidence, setup.rule, source, engine) for evidence in run.evidence)
-    if priced is None:
-        return tuple(asked)
-    return tuple(replace(each, engine=priced.engine.name, run=priced.run) for each in asked)
-
-
-def answered_questions(run: PairRun) -> tuple[Answered, ...]:
-    """Every question answered; none whose texts, or timings, cannot be right has a verdict."""
+    engine, timed_in = None if setup.typed_latency else OWN.name, None
+    if priced is not None:
+        engine, timed_in = priced.engine.name, priced.run
+    asked = [Question(each, setup.rule, source, engine, timed_in) for each in run.evidence]
 
     def doubt(question: Question) -> Doubt | None:
         if run.distrusted is None and question.source == "measured":
             return impossible(run.unstable, question.evidence.temperature)
         return run.distrusted
 
-    return answered(questions(run), doubt, weights=shares_of_sets(run.setup), seed=run.setup.seed)
+    return answered(asked, doubt, weights=shares_of_sets(setup), seed=setup.seed)
 
 
 def _answers(run: PairRun, made: Sequence[Answered]) -> Iterator[Answer]:
