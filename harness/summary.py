@@ -527,20 +527,14 @@ class DistributionTest:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The factors that prevent a gain of the verdict's draft, at one K and temperature."""
+    """What prevents a gain of the verdict's draft, at one K and temperature."""
 
     draft: str
     k: int
     temperature: float
+    factors: tuple[Factor, ...]  # those that alone would turn the loss into a gain
     c: float  # draft step / target step
-    # Where it loses: factors that alone would turn the loss into a gain, and the c that breaks even
-    factors: tuple[Factor, ...] = ()
-    largest_c: float | None = None
-    launch_bound: bool = False  # whether steps take far longer than their bytes need
-    floor_c: float | None = None  # c with both steps at their memory floors; None if unknown
-    # draft_floor_share, target_floor_share: memory floor / measured step.
-    draft_floor_share: float | None = None
-    target_floor_share: float | None = None
+    largest_c: float  # that breaks even; none does where it is not above 0
 
 
 @dataclass(frozen=True)

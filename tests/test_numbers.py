@@ -65,15 +65,7 @@ REMOVED: dict[str, str] = {
         ),
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),
-    **dict.fromkeys(
-        (
-            *("explanation/decision", "explanation/speedup*", "explanation/alpha"),
-            *("explanation/breakeven_alpha", "explanation/ceiling", "explanation/plain"),
-            *("explanation/c_allowed", "explanation/v", "explanation/loop"),
-            *("explanation/floor_k", "explanation/floor_speedup"),
-        ),
-        "tables have them: docs/decisions/0028-pages-and-caveats-are-records.md",
-    ),
+    "explanation/*": "of losses alone; tables have the rest",
     **dict.fromkeys(
         ("outlier_cells/*", "caveats/code=outlier_generations*"),
         "its interval has what a few generations decide",

@@ -138,8 +138,6 @@ EXPLAINED: dict[str, Any] = {
         {"factors": ()},
         {"largest_c": -0.1},
         {"factors": ("slow_loop",)},
-        {"launch_bound": True, "floor_c": 0.1, "draft_floor_share": 0.05,
-         "target_floor_share": 0.18},
     ],
 )  # fmt: skip
 def test_an_explanation_names_what_would_change_the_verdict(changes: dict[str, Any]) -> None:

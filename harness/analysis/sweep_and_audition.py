@@ -73,12 +73,15 @@ from harness.summary import (
     Explanation,
     Leaderboard,
     ReplayCheck,
+    StepBound,
     Summary,
     TextCheck,
     Unstable,
     Values,
 )
 from harness.theory.cost import usd_per_million_tokens
+from harness.theory.roofline import shortest_context, step_bounds
+from harness.theory.speedup import StepTimes
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,19 +352,13 @@ def _adaptive(run: PairRun, made: Sequence[Answered]) -> Iterator[AdaptiveDrafti
             yield entry
 
 
-def _explained(
-    run: PairRun, latencies: Sequence[LatencyRow], verdict: Answer | None
-) -> Explanation | None:
+def _explained(run: PairRun, verdict: Answer | None) -> Explanation | None:
     """What prevents a gain of the draft and K that a verdict's number is of."""
     if verdict is None or run.distrusted or verdict.temperature is None:
         return None
     predicted = run.drafts.predicted(run.setup.rule, verdict.temperature)
-    if predicted is None:
-        return None
-    measured = run.setup.run.manifest.bandwidth
-    floors = latencies if measured is None or measured.plausible else ()
     draft = verdict.named[0] or run.setup.draft
-    return explain(predicted, verdict, draft, floors, run.setup.weights)
+    return predicted and explain(predicted, verdict, draft, run.setup.weights)
 
 
 def _positions(
@@ -385,6 +382,7 @@ def _caveats(
     run: PairRun,
     results: Sequence[ResultRow],
     answers: Sequence[Answer],
+    rows: Sequence[LatencyRow],
     errors: Errors,
 ) -> Iterator[Caveat]:
     setup, latencies = run.setup, run.drafts.latencies
@@ -406,6 +404,7 @@ def _caveats(
         for draft, latency in [(n, each[n]) for n in each if n not in untimed][:1]
     ]
     yield from timing.priced_from_steps.of(times, [*_not_timed(run.drafts)])
+    yield from timing.launch_bound.of(*_steps(run, answers, rows))
     yield from timing.plain_tokens_unlike.of(latencies)
     yield from timing.predictions_off.of(errors)
     rounds = [each.rounds for by_draft in latencies.values() for each in by_draft.values()]
@@ -414,6 +413,17 @@ def _caveats(
         yield from k_left_out.of(beyond, "not_timed")
     else:
         yield from k_at_edge.of(setup, answers)
+
+
+def _steps(
+    run: PairRun, answers: Sequence[Answer], rows: Sequence[LatencyRow]
+) -> tuple[Sequence[StepBound], StepTimes | None]:
+    """What the steps wait for, as far as a bandwidth tells, and those of the verdict's draft."""
+    bandwidth = run.setup.run.manifest.bandwidth
+    draft = next((answer.named[0] for answer in answers), None) or run.setup.draft
+    latency = _first_latencies(run.drafts).get(draft)
+    told = bandwidth is None or bandwidth.plausible
+    return shortest_context(step_bounds(rows)) if told else (), latency and latency.steps
 
 
 def _not_timed(drafts: ScoredDrafts) -> Iterator[Values]:
@@ -455,7 +465,7 @@ def analyse_pair(setup: Setup) -> Summary:
         run=run_facts(setup, results),
         answers=answers,
         failures=failures(setup, run.trials),
-        caveats=tuple(_caveats(run, results, answers, errors)),
+        caveats=tuple(_caveats(run, results, answers, latencies, errors)),
         results=results,
         latency=latencies,
         steps=tuple(each for each in steps if each is not None),
@@ -471,7 +481,7 @@ def analyse_pair(setup: Setup) -> Summary:
         acceptance_by_position=tuple(_positions(run, boards)),
         adaptive=tuple(_adaptive(run, made)),
         replay_checks=tuple(_replay_checks(run)),
-        explanation=_explained(run, latencies, made[0].workload if made else None),
+        explanation=_explained(run, made[0].workload if made else None),
         memory=tuple(_memory(drafts)),
         text_checks=tuple(run.checks),
     )

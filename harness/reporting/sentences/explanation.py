@@ -25,31 +25,25 @@ def explanation(summary: Summary) -> tuple[str, ...]:
     entry, shown = summary.explanation, grid.marked(summary)
     if entry is None:
         return served.reasons(summary)
-    clauses = [*_because(entry)]
+    first, *others = _because(entry)
     own = grid.own_answer(summary, entry.temperature)
-    if clauses and shown is not None and own is not None and own is not shown.answer:
+    if shown is not None and own is not None and own is not shown.answer:
         temperature = fmt.temperature(entry.temperature)
-        clauses[0] = f"{grid.at_place(own)}, temperature {temperature}: {clauses[0]}"
-    return tuple(map(as_sentence, clauses))
+        first = f"{grid.at_place(own)}, temperature {temperature}: {first}"
+    return tuple(map(as_sentence, (first, *others)))
 
 
 def _because(entry: Explanation) -> Iterator[str]:
     if entry.factors:
         factors = ", ".join(_FACTORS[factor] for factor in entry.factors)
         yield f"what prevents a gain at K={entry.k}: {factors}"
-    if entry.largest_c is not None and entry.largest_c > 0:
+    if entry.largest_c > 0:
         yield (
             f"with a draft step of {entry.largest_c:.2f} of a target step this acceptance would"
             f" break even; it is {entry.c:.2f}"
         )
-    elif entry.largest_c is not None:
+    else:
         yield "no draft is fast enough for this acceptance: the verify alone costs what it gains"
-    if entry.launch_bound and entry.floor_c is not None:
-        yield (
-            f"steps are launch-bound (memory floors are {entry.draft_floor_share:.0%} of the"
-            f" draft's step and {entry.target_floor_share:.0%} of the target's): with both steps at"
-            f" the memory floor c would be about {entry.floor_c:.2f} (here {entry.c:.2f})"
-        )
 
 
 class RuleText(NamedTuple):
