@@ -100,6 +100,7 @@ def test_no_rounds_are_timed_of_a_draft_that_loses_whatever_they_cost(
     if not others:
         assert summary.headline.decision == "does_not_pay"
     (reason,) = [each.values for each in summary.caveats if each.code == "priced_from_steps"]
+    assert 1.0 <= float(reason["tokens_per_round"] or 0.0) < 1.5
     assert float(reason["speedup"] or 1.0) < 1.0
     again = ran("audition", tmp_path, *asked, f"resume={run.folder}")
     assert again.rounds == run.rounds

@@ -435,11 +435,20 @@ def _not_timed(drafts: ScoredDrafts) -> Iterator[Values]:
     for draft in setup.run.manifest.audition.untimed:
         at, latency = next((at, e[draft]) for at, e in drafts.latencies.items() if draft in e)
         predicted = drafts.predicted_of([draft], setup.rule, at)
-        if predicted is not None and latency.steps is not None:
-            replays = predicted.replays
-            least = Latency(least_rounds(latency.steps, max(replays.ks)))
-            gains = evidence_of(replays, {draft: least}).speedups(setup.weights)
-            yield {"draft": draft, "speedup": max(gains.values())}
+        if predicted is None or latency.steps is None:
+            continue
+        replays = predicted.replays
+        least = Latency(least_rounds(latency.steps, max(replays.ks)))
+        gains = evidence_of(replays, {draft: least}).speedups(setup.weights)
+        best = max(gains, key=gains.__getitem__)
+        yield {
+            "draft": draft,
+            "temperature": at,
+            "k": best.k,
+            "tokens_per_round": replays.weighted(best, setup.weights).tokens_per_round,
+            "step": latency.steps.draft_s / latency.steps.target_s,
+            "speedup": gains[best],
+        }
 
 
 # ---- the summary ---------------------------------------------------------------------------------

@@ -289,8 +289,8 @@ def priced_from_steps(
 ) -> Iterator[Values]:
     """That predictions follow from single steps, for want of timed rounds.
 
-    Of a draft whose rounds were not timed since it loses whatever they cost: its name, and the
-    speedup that it has at most.
+    Of a draft whose rounds were not timed since it loses whatever they cost: its name, its best K,
+    tokens_per_round, step (/ the target's), and the speedup that it has at most.
     """
     yield from untimed
     if any(each.source == "steps" for each in rounds):
