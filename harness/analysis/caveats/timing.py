@@ -32,11 +32,6 @@ THROTTLE_REASONS: tuple[ThrottleReason, ...] = get_args(ThrottleReason)
 UNLIKE = 1.5
 
 
-def timed_here(setup: Setup) -> bool:
-    """Whether step times are this run's own, neither typed in nor another run's."""
-    return not setup.typed_latency and setup.latency_from is None
-
-
 # ---- other work, and heat ------------------------------------------------------------------------
 
 
