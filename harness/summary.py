@@ -411,27 +411,19 @@ class AdaptiveRow:
 
     k: int
     threshold: float  # 0: always K
-    tokens_per_round: float
-    drafted_per_round: float
-    speedup: float  # predicted
+    speedup: float  # predicted, corrected for the selection where there is an interval
     speedup_lo: float | None = None  # 95 % interval; None with too few prompts
     speedup_hi: float | None = None
 
 
 @dataclass(frozen=True)
 class AdaptiveDrafting:
-    """The speedups of adaptive drafting with one draft.
-
-    With enough prompts for an interval, `fixed` and `best` are corrected for the selection. All
-    other numbers are uncorrected.
-    """
+    """The speedups of adaptive drafting with one draft."""
 
     draft: str
     temperature: float
-    rule: Rule
     fixed: AdaptiveRow  # the best K without a threshold
     best: AdaptiveRow  # the best threshold and K
-    thresholds: tuple[AdaptiveRow, ...]  # every threshold at that K
 
 
 @dataclass(frozen=True)

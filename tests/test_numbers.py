@@ -86,6 +86,13 @@ REMOVED: dict[str, str] = {
     "leaderboards/*/usd_per_million_tokens": "the price of a token / the speedup",
     "leaderboards/*/draft_memory_bytes": "memory has it",
     "category_alpha/*": "a user's category is a prompt set, which has a verdict",
+    **dict.fromkeys(
+        (
+            *("adaptive/*/rule", "adaptive/*/thresholds/*", "adaptive/*/tokens_per_round"),
+            "adaptive/*/drafted_per_round",
+        ),
+        "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
+    ),
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",
     "served/structured*": "answers of a server are not checked",
