@@ -428,21 +428,15 @@ class AdaptiveDrafting:
 
 @dataclass(frozen=True)
 class ReplayCheck:
-    """The tokens per round of one cell, as measured by the loop and as expected by replay.
+    """The gap between a cell's tokens per round, as the loop measured them, and replay's.
 
-    Where rounds may propose fewer than K tokens, also the tokens drafted per round.
+    Where rounds may propose fewer than K tokens, also that of the tokens drafted per round.
     """
 
     prompt_set: str
     temperature: float
     k: int
-    prompts: int
-    measured_tokens_per_round: float
-    replayed_tokens_per_round: float
-    gap_in_standard_errors: float | None  # None with fewer than 2 prompts
-    p_value: float | None  # two-sided, Student's
-    measured_drafted_per_round: float | None = None
-    replayed_drafted_per_round: float | None = None
+    gap_in_standard_errors: float | None  # measured - replayed; None with fewer than 2 prompts
     drafted_gap_in_standard_errors: float | None = None
 
 

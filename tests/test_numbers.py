@@ -93,6 +93,13 @@ REMOVED: dict[str, str] = {
         ),
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),
+    **dict.fromkeys(
+        (
+            *("replay_checks/*/prompts", "replay_checks/*/measured_*"),
+            *("replay_checks/*/replayed_*", "replay_checks/*/p_value"),
+        ),
+        "results has both rates; the page shows their gap",
+    ),
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",
     "served/structured*": "answers of a server are not checked",

@@ -333,7 +333,7 @@ def test_a_loop_is_held_against_its_replay(replays):
     name, cell = Candidate("fair", 4), Cell("easy", 1.0, 4)
     equal = replay_check(cell, looped(replays, name), replays, name)
     assert equal is not None
-    assert (equal.prompts, equal.gap_in_standard_errors, equal.p_value) == (24, 0.0, 1.0)
+    assert equal.gap_in_standard_errors == 0.0
     slower = [replace(t, rounds=1.1 * (t.rounds or 0)) for t in looped(replays, name)]
     check = replay_check(cell, [*slower, replace(slower[0], status="failed")], replays, name)
     assert check is not None
@@ -341,7 +341,7 @@ def test_a_loop_is_held_against_its_replay(replays):
     assert replay_check(cell, [], replays, name) is None
     one = replay_check(cell, looped(replays, name)[:1], replays, name)
     assert one is not None
-    assert one.p_value is None
+    assert one.gap_in_standard_errors is None
 
 
 def test_prompts_that_a_loop_generated_more_often_count_by_their_mean(replays):
@@ -351,7 +351,6 @@ def test_prompts_that_a_loop_generated_more_often_count_by_their_mean(replays):
     again = [replace(trial, repetition=n) for trial in once[:4] for n in (1, 2, 3)]
     check = replay_check(cell, [*once, *again], replays, name)
     assert check is not None
-    assert check.measured_tokens_per_round == pytest.approx(check.replayed_tokens_per_round)
     assert check.gap_in_standard_errors == pytest.approx(0.0, abs=1e-6)
 
 

@@ -334,27 +334,12 @@ def replay_check(
     *measured_counts, generated = np.array([each for _, each in rows]).T
     tokens, rounds, drafted = np.array(measured_counts) / generated
     texts = np.array([len(replays.prompt_tokens[row]) for row in kept])
-    replayed_rounds = counts.rounds[kept] / texts
-    measured = jackknife.ratio(tokens, rounds)
-    expected = jackknife.ratio(counts.new_tokens[kept] / texts, replayed_rounds)
-    gap = measured - expected
-    check = ReplayCheck(
-        prompt_set=cell.prompt_set,
-        temperature=cell.temperature,
-        k=cell.k,
-        prompts=len(rows),
-        measured_tokens_per_round=measured.value,
-        replayed_tokens_per_round=expected.value,
-        gap_in_standard_errors=gap.in_standard_errors,
-        p_value=gap.p_value,
-    )
+
+    def gap(measured: Array, expected: Array) -> float | None:
+        replayed = jackknife.ratio(expected[kept] / texts, counts.rounds[kept] / texts)
+        return (jackknife.ratio(measured, rounds) - replayed).in_standard_errors
+
+    check = ReplayCheck(cell.prompt_set, cell.temperature, cell.k, gap(tokens, counts.new_tokens))
     if not any(entry.proposals[:, :k].any() for (_, k), entry in replays.candidates.items()):
         return check  # every round drafts K
-    measured = jackknife.ratio(drafted, rounds)
-    expected = jackknife.ratio(counts.drafted[kept] / texts, replayed_rounds)
-    return replace(
-        check,
-        measured_drafted_per_round=measured.value,
-        replayed_drafted_per_round=expected.value,
-        drafted_gap_in_standard_errors=(measured - expected).in_standard_errors,
-    )
+    return replace(check, drafted_gap_in_standard_errors=gap(drafted, counts.drafted))
