@@ -281,7 +281,6 @@ class StepSummary:
     draft: str  # its name; "" where latencies were typed
     draft_step_s: float
     target_step_s: float
-    context_tokens: int | None = None  # in the cache before the timed step; None where typed
     # target_prefill_s, draft_prefill_s: per prompt token
     target_prefill_s: float | None = None
     draft_prefill_s: float | None = None

@@ -100,6 +100,7 @@ REMOVED: dict[str, str] = {
         ),
         "results has both rates; the page shows their gap",
     ),
+    "steps/*/context_tokens": "latency has it",
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",
     "served/structured*": "answers of a server are not checked",

@@ -187,7 +187,6 @@ class Latency:
             draft=draft,
             draft_step_s=self.steps.draft_s,
             target_step_s=self.steps.target_s,
-            context_tokens=next((t.context_tokens for t in self.timings if t.kind == "step"), None),
             target_prefill_s=self._prefill_per_token("target"),
             draft_prefill_s=self._prefill_per_token("draft"),
         )
