@@ -88,12 +88,6 @@ CELLS: tuple[Column[SweepCell], ...] = (
     Column("prediction\nerror", lambda cell: cell.error, fmt.signed_percent),
     stability.column(lambda cell: cell.unstable),
 )
-EXPECTED: Column[SweepCell] = Column(
-    "tokens/round\nexpected",
-    lambda cell: cell.predicted.tokens_per_round if cell.predicted and cell.row.k else None,
-    fmt.decimal,
-)
-
 PROMPTS_NOTE = (
     "prompts: of the set's, where a sweep that ends when its verdicts are decided (until=decided)"
     " measured a K on a part. Predicted speedups are of all, so such rows have no prediction error."
@@ -116,7 +110,6 @@ REPLAYED_NOTE = (
     " R(K). Nothing was generated with speculation."
 )
 NO_ROOT_NOTE = "break-even alpha none: even alpha = 1 loses at that K."
-EXPECTED_NOTE = "tokens/round expected: computed from the acceptance that was set, not measured."
 
 
 def cells_table(summary: Summary) -> Table:
@@ -144,7 +137,7 @@ def cells_table(summary: Summary) -> Table:
     title = f"Cells {grid.timed_place(summary)}{grid.timed_by(served)}"
     return table(
         f"{title} (predicted)" if run.replay_only else title,
-        (*CELLS, EXPECTED) if run.synthetic else CELLS,
+        CELLS,
         cells,
         notes=(
             *(_incomplete(cell.row) for cell in cells if cell.row.status != "complete"),
@@ -156,7 +149,6 @@ def cells_table(summary: Summary) -> Table:
             PROMPTS_NOTE if any(cell.prompts for cell in cells) else "",
             _greedy_texts(summary),
             stability.note(summary, "cell"),
-            EXPECTED_NOTE if run.synthetic else "",
             REPLAYED_NOTE if run.replay_only else "",
         ),
     )
