@@ -53,7 +53,7 @@ UNFILLED = {
     **dict.fromkeys(
         (
             *("leaderboard.DROPPED", "leaderboard.RANKS dropped after prompts"),
-            *("answers.DROPPED", "answers.DRAFTS dropped after prompts"),
+            "leaderboard.BRIEF dropped after prompts",
         ),
         "an audition of more than eight prompts of a set, with a draft that loses",
     ),

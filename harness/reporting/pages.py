@@ -82,7 +82,7 @@ PAGES: Mapping[str, Page] = {
             latency.rounds_table,
             leaderboard.costs_table,
         ),
-        brief=(answers.drafts_table,),
+        brief=(leaderboard.brief_table,),
         plots=("leaderboard.svg", "speedup_vs_k.svg"),
         grid=answers.timed_grid,
         serves=True,

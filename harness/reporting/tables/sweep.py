@@ -88,6 +88,7 @@ CELLS: tuple[Column[SweepCell], ...] = (
     Column("prediction\nerror", lambda cell: cell.error, fmt.signed_percent),
     stability.column(lambda cell: cell.unstable),
 )
+
 PROMPTS_NOTE = (
     "prompts: of the set's, where a sweep that ends when its verdicts are decided (until=decided)"
     " measured a K on a part. Predicted speedups are of all, so such rows have no prediction error."
