@@ -62,7 +62,7 @@ VerdictReason = Literal[
     "nothing_accepted",  # does_not_pay
 ]
 Doubt = tuple[VerdictReason, Values]  # why a verdict cannot be given, with the values to quote
-Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop", "launch_bound_engine"]
+Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop"]
 RuleOfThumbCode = Literal[
     "step_ratio",  # value: target step / draft step; least, ideal, k, breakeven_alpha
     # value: acceptance_rate; k, suggested_k, verdict_k (0: do not speculate; None: undecided)
@@ -281,7 +281,6 @@ class StepSummary:
     draft: str  # its name; "" where latencies were typed
     draft_step_s: float
     target_step_s: float
-    context_tokens: int | None = None  # in the cache before the timed step; None where typed
     # target_prefill_s, draft_prefill_s: per prompt token
     target_prefill_s: float | None = None
     draft_prefill_s: float | None = None
@@ -340,20 +339,6 @@ class Unstable:
     batch: int | None = None
     prompt_set: str | None = None
     temperature: float | None = None
-    # Of a target step: the draft of an audition next to which it was timed
-    draft: str | None = None
-
-
-@dataclass(frozen=True)
-class OutlierCell:
-    """A measured cell whose speedup depends on a few generations."""
-
-    prompt_set: str
-    temperature: float
-    k: int
-    speedup: float  # the ratio of sums, as in results.csv
-    trimmed_speedup: float  # without the 10 % slowest and fastest generations
-    generations: int  # those whose rounds took far longer, or far less, than the others'
 
 
 @dataclass(frozen=True)
@@ -384,8 +369,6 @@ class LeaderboardRow:
     alpha_hi: float | None = None
     breakeven_alpha: float | None = None  # by the iid formula; None where even alpha = 1 loses
     probability_best: float | None = None  # share of draws in which no other row is faster
-    draft_memory_bytes: float | None = None  # weights of the draft; None if unknown
-    usd_per_million_tokens: float | None = None  # None without a price
     dropped: Dropped | None = None  # where set, all numbers are of the prompts until elimination
     corrected: bool = False  # whether the speedup is the verdict's, corrected for the selection
 
@@ -417,68 +400,37 @@ class AcceptanceByPosition:
 
 
 @dataclass(frozen=True)
-class CategoryAlpha:
-    """The alpha of one draft on one category of prompts (the prompt set where they have none)."""
-
-    temperature: float
-    draft: str
-    k: int
-    category: str
-    prompts: int  # with too few there is no interval
-    # accepted, judged: expected counts of tokens; alpha is their quotient
-    accepted: float
-    judged: float
-    alpha: float | None
-    alpha_lo: float | None
-    alpha_hi: float | None
-
-
-@dataclass(frozen=True)
 class AdaptiveRow:
     """Adaptive drafting by replay: up to K tokens, until one is less likely than the threshold."""
 
     k: int
     threshold: float  # 0: always K
-    tokens_per_round: float
-    drafted_per_round: float
-    speedup: float  # predicted
+    speedup: float  # predicted, corrected for the selection where there is an interval
     speedup_lo: float | None = None  # 95 % interval; None with too few prompts
     speedup_hi: float | None = None
 
 
 @dataclass(frozen=True)
 class AdaptiveDrafting:
-    """The speedups of adaptive drafting with one draft.
-
-    With enough prompts for an interval, `fixed` and `best` are corrected for the selection. All
-    other numbers are uncorrected.
-    """
+    """The speedups of adaptive drafting with one draft."""
 
     draft: str
     temperature: float
-    rule: Rule
     fixed: AdaptiveRow  # the best K without a threshold
     best: AdaptiveRow  # the best threshold and K
-    thresholds: tuple[AdaptiveRow, ...]  # every threshold at that K
 
 
 @dataclass(frozen=True)
 class ReplayCheck:
-    """The tokens per round of one cell, as measured by the loop and as expected by replay.
+    """The gap between a cell's tokens per round, as the loop measured them, and replay's.
 
-    Where rounds may propose fewer than K tokens, also the tokens drafted per round.
+    Where rounds may propose fewer than K tokens, also that of the tokens drafted per round.
     """
 
     prompt_set: str
     temperature: float
     k: int
-    prompts: int
-    measured_tokens_per_round: float
-    replayed_tokens_per_round: float
-    gap_in_standard_errors: float | None  # None with fewer than 2 prompts
-    p_value: float | None  # two-sided, Student's
-    measured_drafted_per_round: float | None = None
-    replayed_drafted_per_round: float | None = None
+    gap_in_standard_errors: float | None  # measured - replayed; None with fewer than 2 prompts
     drafted_gap_in_standard_errors: float | None = None
 
 
@@ -555,36 +507,14 @@ class DistributionTest:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The factors behind a verdict for its draft: what each would change alone."""
+    """What prevents a gain of the verdict's draft, at one K and temperature."""
 
-    # draft, k, temperature: the cell that is explained
     draft: str
     k: int
     temperature: float
-    decision: Decision  # the verdict's
-    speedup: float  # tokens per round of the workload x R(0) / R(K)
-    alpha: float  # measured or replayed at this K
-    breakeven_alpha: float | None  # None where even alpha = 1 loses
-    ceiling: float  # the speedup at alpha = 1
-    # R(K) = K c + v + loop in target steps; speedup = tokens per round x plain / (K c + v + loop)
-    plain: float  # R(0) / target step
-    # c, c_allowed: draft step / target step, and the largest c that breaks even
-    c: float
-    c_allowed: float
-    v: float  # verify / target step
-    speedup_at_v1: float  # if a verify cost one step
-    loop: float  # the rest of R(K) besides the forwards: accepting, sampling, host work
-    speedup_without_loop: float  # if rounds and plain tokens took no more than their forwards
-    # Factors that alone would turn a loss into a gain, the strongest first
-    factors: tuple[Factor, ...] = ()
-    launch_bound: bool = False  # whether steps take far longer than their bytes need
-    # floor_c, floor_k, floor_speedup: with both steps at their memory floors; None if unknown.
-    floor_c: float | None = None
-    floor_k: int | None = None
-    floor_speedup: float | None = None
-    # draft_floor_share, target_floor_share: memory floor / measured step.
-    draft_floor_share: float | None = None
-    target_floor_share: float | None = None
+    factors: tuple[Factor, ...]  # those that alone would turn the loss into a gain
+    c: float  # draft step / target step
+    largest_c: float  # that breaks even; none does where it is not above 0
 
 
 @dataclass(frozen=True)
@@ -602,14 +532,11 @@ class DraftMemory:
     """The device memory that a draft takes, also as context and concurrent sequences lost."""
 
     draft: str
-    device: str | None
     weights_bytes: float
-    kv_bytes_per_token: float
-    fits: bool  # whether the weights alone do
-    context_tokens: int  # tokens of cache that fit, of one sequence or all together
-    context_tokens_lost: int  # compared with serving without a draft
-    sequences: int  # concurrent sequences at the asked context
-    sequences_lost: int
+    # Compared with serving without a draft: of one sequence, and at the asked context; None where
+    # the memory of the device or the target is not known
+    context_tokens_lost: int | None = None
+    sequences_lost: int | None = None
 
 
 @dataclass(frozen=True)
@@ -1233,19 +1160,14 @@ class Summary:
     round_times: tuple[RoundSummary, ...] = ()  # the costs of predictions: by draft, temperature
     unstable: tuple[Unstable, ...] = ()  # timings that cannot be right despite repetition
     # Sweep and audition
-    outlier_cells: tuple[OutlierCell, ...] = ()
     # One per acceptance rule and temperature, the verdict's rule first.
     leaderboards: tuple[Leaderboard, ...] = ()
     acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
-    category_alpha: tuple[CategoryAlpha, ...] = ()
     adaptive: tuple[AdaptiveDrafting, ...] = ()
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None
     memory: tuple[DraftMemory, ...] = ()
     ineligible: tuple[Failure, ...] = ()  # drafts that cannot be used with this target, and why
-    # generation_s, scoring_s: the time of an audition's completions and of its scores
-    generation_s: float | None = None
-    scoring_s: float | None = None
     price_per_hour_usd: float | None = None
     plain_usd_per_million_tokens: float | None = None  # at the headline's temperature
     cards: tuple[CardRow, ...] = ()
@@ -1313,23 +1235,6 @@ class Summary:
         """The measured rows of `alone`; the replayed ones where no speculation was timed."""
         source = "replayed" if self.run.replay_only else "measured"
         return tuple(row for row in self.alone if row.source == source)
-
-    @property
-    def on_few_prompts(self) -> tuple[ResultRow, ...]:
-        """The rows of `generated` on at most half of the prompts that another K was run on.
-
-        A sweep that ends when its verdicts are decided (until=decided) measures most K only on the
-        first prompts of each set.
-        """
-        most: dict[tuple[float | None, str | None], int] = {}
-        for row in self.generated:
-            cell = row.temperature, row.prompt_set
-            most[cell] = max(most.get(cell, 0), row.prompts or 0)
-        return tuple(
-            row
-            for row in self.generated
-            if row.prompts and 2 * row.prompts <= most[row.temperature, row.prompt_set]
-        )
 
     @property
     def alone(self) -> tuple[ResultRow, ...]:

@@ -37,7 +37,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.measurement.draft_scores import lookup_traces
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText
-from harness.records import RULES, Round, Rule
+from harness.records import RULES, Round, Rule, where
 from harness.serving.drafts import DRAFTS
 from harness.theory.replay import replay, replay_texts
 
@@ -112,9 +112,12 @@ def test_a_sweep_drafts_adaptively_next_to_what_replay_expects_of_it(
         ("easy", 4),
         ("hard", 4),
     ]
-    for check in summary.replay_checks:
-        assert check.replayed_tokens_per_round == pytest.approx(check.measured_tokens_per_round)
-        assert check.replayed_drafted_per_round == pytest.approx(check.measured_drafted_per_round)
+    for prompt_set in ("easy", "hard"):
+        loop, replayed = where(summary.results, k=4, prompt_set=prompt_set)
+        assert (loop.source, replayed.source) == ("measured", "replayed")
+        assert replayed.tokens_per_round == pytest.approx(loop.tokens_per_round)
+        by_round = ((row.drafted or 0) / (row.rounds or 1) for row in (loop, replayed))
+        assert next(by_round) == pytest.approx(next(by_round))
     assert {row.k for row in summary.results if row.source == "replayed"} == {0, 4}
     assert [(entry.draft, entry.temperature) for entry in summary.adaptive] == [(draft, 0.0)]
     assert "Adaptive drafting (decode.stop=threshold)" in (run.folder / "report.md").read_text()

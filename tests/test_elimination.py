@@ -268,8 +268,8 @@ def replays_of(rng: np.random.Generator, alphas: dict[str, float], number: int) 
         counts = replay(chances.reshape(number, 40, 4), np.full(number, 40), [1, 2, 4])
         candidates |= {Candidate(draft, k): each for k, each in counts.items()}
     names = tuple(("easy", f"p{n:03}") for n in range(number))
-    nothing, lengths = (None,) * number, ((9,),) * number
-    return Replays("ratio", 1.0, names, nothing, lengths, candidates, frozenset())
+    lengths = ((9,),) * number
+    return Replays("ratio", 1.0, names, lengths, candidates, frozenset())
 
 
 def lost(alphas: dict[str, float], seed: int) -> list[tuple[str | None] | None]:

@@ -580,9 +580,6 @@ def test_a_head_that_ran_eagerly_is_compared_with_what_the_others_are_in_any_ord
             assert [row.speedup for row in board.rows] == sorted(
                 (row.speedup for row in board.rows), reverse=True
             )
-            for row in board.rows:
-                price = usd_per_million_tokens(0.010 / row.speedup, summary.price_per_hour_usd or 0)
-                assert row.usd_per_million_tokens == pytest.approx(price)
             names = [row.draft for row in board.rows]
             assert names.index("tiny_good") < names.index("tiny_eagle3")
         pages.append({(row.draft, row.prompt_set, row.k): row.ms_per_token for row in rows})

@@ -73,6 +73,42 @@ REMOVED: dict[str, str] = {
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),
     "*/reason_values/measured": "a verdict from given numbers is of no server's own speedup",
+    "explanation/*": "of losses alone; tables have the rest",
+    **dict.fromkeys(
+        ("outlier_cells/*", "caveats/code=outlier_generations*"),
+        "its interval has what a few generations decide",
+    ),
+    **dict.fromkeys(
+        ("results/*source=replayed*/ttft_ms", "results/*source=replayed*/request_speedup"),
+        "whole requests are measured",
+    ),
+    "unstable/*draft=*": "steps price nothing; a profile marks them",
+    **dict.fromkeys(("generation_s", "scoring_s"), "the manifest has them"),
+    **dict.fromkeys(
+        (
+            *("memory/*/device", "memory/*/kv_bytes_per_token", "memory/*/fits"),
+            *("memory/*/context_tokens", "memory/*/sequences"),
+        ),
+        "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
+    ),
+    "leaderboards/*/usd_per_million_tokens": "the price of a token / the speedup",
+    "leaderboards/*/draft_memory_bytes": "memory has it",
+    "category_alpha/*": "a user's category is a prompt set, which has a verdict",
+    **dict.fromkeys(
+        (
+            *("adaptive/*/rule", "adaptive/*/thresholds/*", "adaptive/*/tokens_per_round"),
+            "adaptive/*/drafted_per_round",
+        ),
+        "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
+    ),
+    **dict.fromkeys(
+        (
+            *("replay_checks/*/prompts", "replay_checks/*/measured_*"),
+            *("replay_checks/*/replayed_*", "replay_checks/*/p_value"),
+        ),
+        "results has both rates; the page shows their gap",
+    ),
+    "steps/*/context_tokens": "latency has it",
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/*/predicted_ratio": "K by load is chosen by it, and no page showed it",
     "served/cells/*": "measured and predicted rows of results have it",

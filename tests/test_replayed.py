@@ -1,7 +1,6 @@
 """Replayed candidates: from texts to seconds, rankings, rows and requests."""
 
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from workloads import DRAFTS, KS, Steps, population, trace
 from harness.analysis.leaderboard import rank
 from harness.analysis.predicted import (
     Predicted,
-    category_alpha,
     evidence_of,
     replayed_rows,
     speedups,
@@ -24,7 +22,6 @@ from harness.records import (
     Cell,
     ResultRow,
     RoundTiming,
-    StepTiming,
     TextTrace,
     Trial,
     UserError,
@@ -220,31 +217,6 @@ def test_predicted_seconds_are_rounds_times_the_cost_of_a_round(replays):
     assert other.seconds == pytest.approx(seconds)
 
 
-ROLES: tuple[tuple[Literal["target", "draft"], float], ...] = (("target", 1.0), ("draft", 0.5))
-PREFILLS = [
-    StepTiming(role, role, "prefill", tokens, 0, 1, (seconds,))
-    for role, scale in ROLES
-    for tokens, seconds in ((20, 2.0 * scale), (30, 4.0 * scale), (50, 10.0 * scale))
-]
-
-
-def test_prefills_lie_between_the_lengths_that_were_timed_and_nowhere_else(replays):
-    known = replace(EXACT["good"], timings=tuple(PREFILLS))
-    assert known.prefill_s("target", np.array([20.0, 25.0, 40.0])) == pytest.approx([2, 3, 7])
-    assert known.prefill_s("target", np.array([25.0, 51.0])) is None
-    assert known.prefill_s("target", np.array([19.0])) is None
-    assert EXACT["good"].prefill_s("target", np.array([25.0])) is None
-    rows = replayed_rows(Predicted(replays, {**EXACT, "good": known}), model="target")
-    row = next(r for r in rows if (r.draft, r.k, r.prompt_set) == ("good", 4, "easy"))
-    easy = np.array(replays.prompt_sets) == "easy"
-    lengths = np.array([each[0] for each in replays.prompt_tokens])  # one text each
-    prefill = np.interp(lengths, [20, 30, 50], [2.0, 4.0, 10.0])
-    counts = replays.candidates[Candidate("good", 4)]
-    before = prefill + counts.new_tokens
-    after = 1.5 * prefill + counts.rounds * known.rounds.at(4)
-    assert row.request_speedup == pytest.approx(before[easy].sum() / after[easy].sum())
-
-
 def test_synthetic_acceptance_predicts_each_measured_cell():
     row = ResultRow(
         draft="small", prompt_set="easy", temperature=0.0, k=2, source="measured", new_tokens=40
@@ -344,16 +316,6 @@ def test_a_draft_that_never_proposes_has_no_alpha(traces):
     assert replayed_rows(Predicted(replays, times), model="t")[1].acceptance_rate is None
 
 
-def test_categories_have_their_own_alpha_and_an_interval_from_8_prompts(traces):
-    labelled = [
-        replace(t, category="code" if i < 9 else None) for i, t in enumerate(traces["good"])
-    ]
-    rows = category_alpha(replay_drafts({"good": labelled}, "ratio", [4], 1.0))
-    assert {row.category: row.prompts for row in rows} == {"code": 9, "easy": 7, "hard": 8}
-    assert {row.category for row in rows if row.alpha_lo is not None} == {"code", "hard"}
-    assert [r.alpha for r in rows] == pytest.approx([r.accepted / r.judged for r in rows])
-
-
 def looped(replays, name, rng=None):
     """Trials whose rounds are those that replay expects, scattered where `rng` is given."""
     counts = replays.candidates[name]
@@ -371,7 +333,7 @@ def test_a_loop_is_held_against_its_replay(replays):
     name, cell = Candidate("fair", 4), Cell("easy", 1.0, 4)
     equal = replay_check(cell, looped(replays, name), replays, name)
     assert equal is not None
-    assert (equal.prompts, equal.gap_in_standard_errors, equal.p_value) == (24, 0.0, 1.0)
+    assert equal.gap_in_standard_errors == 0.0
     slower = [replace(t, rounds=1.1 * (t.rounds or 0)) for t in looped(replays, name)]
     check = replay_check(cell, [*slower, replace(slower[0], status="failed")], replays, name)
     assert check is not None
@@ -379,7 +341,7 @@ def test_a_loop_is_held_against_its_replay(replays):
     assert replay_check(cell, [], replays, name) is None
     one = replay_check(cell, looped(replays, name)[:1], replays, name)
     assert one is not None
-    assert one.p_value is None
+    assert one.gap_in_standard_errors is None
 
 
 def test_prompts_that_a_loop_generated_more_often_count_by_their_mean(replays):
@@ -389,7 +351,6 @@ def test_prompts_that_a_loop_generated_more_often_count_by_their_mean(replays):
     again = [replace(trial, repetition=n) for trial in once[:4] for n in (1, 2, 3)]
     check = replay_check(cell, [*once, *again], replays, name)
     assert check is not None
-    assert check.measured_tokens_per_round == pytest.approx(check.replayed_tokens_per_round)
     assert check.gap_in_standard_errors == pytest.approx(0.0, abs=1e-6)
 
 

@@ -127,6 +127,9 @@ def test_a_step_waits_for_memory_and_a_large_batch_for_arithmetic():
     assert many == pytest.approx(QWEN3["4B"].flops(batch=1024) / 989e12)
 
 
+SMALL = ModelBytes(1e6, 1e3)
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -140,8 +143,8 @@ def test_a_step_waits_for_memory_and_a_large_batch_for_arithmetic():
         (lambda: bandwidth_utilisation(1e9, 0.0, 600), "step_s"),
         (lambda: replace(H200, memory_gb=0), "memory_gb"),
         (lambda: plan(batch=0), "batch=0"),
-        (lambda: memory_view(ModelBytes(1e6, 1e3), {}, 0.0, context_tokens=1), "memory_bytes"),
-        (lambda: memory_view(ModelBytes(1e6, 1e3), {}, 1e9, context_tokens=0), "context_tokens"),
+        (lambda: memory_view("a", SMALL, SMALL, 0.0, context_tokens=1), "memory_bytes"),
+        (lambda: memory_view("a", SMALL, SMALL, 1e9, context_tokens=0), "context_tokens"),
         (lambda: usd_per_million_tokens(0.0, 1.0), "must be above 0"),
         (lambda: usd_per_million_tokens(1.0, -1.0), "must be 0 or more"),
     ],
@@ -271,18 +274,18 @@ def test_a_draft_costs_context_and_sequences():
     of_target, of_draft = (
         ModelBytes(2.0 * each.parameters, each.kv_bytes_read(1)) for each in (target, draft)
     )
-    drafts = {"small": of_draft, "ngram": ModelBytes()}
-    small, ngram = memory_view(of_target, drafts, 80e9, context_tokens=8192)
-    assert ngram.context_tokens == int((72e9 - 2 * target.parameters) // (2 * 2 * 64 * 8 * 128))
+    small, ngram = (
+        memory_view(name, each, of_target, 80e9, context_tokens=8192)
+        for name, each in (("small", of_draft), ("ngram", ModelBytes()))
+    )
     assert (ngram.context_tokens_lost, ngram.sequences_lost) == (0, 0)
-    assert small.kv_bytes_per_token == 2 * 2 * 28 * 8 * 128
-    assert small.context_tokens + small.context_tokens_lost == ngram.context_tokens
-    assert small.sequences + small.sequences_lost == ngram.sequences > small.sequences
-    (none,) = memory_view(of_target, {"ngram": ModelBytes()}, 24e9, context_tokens=8192)
-    assert (none.fits, none.sequences) == (False, 0)
-    in_int8 = replace(of_target, weights=of_target.weights / 2)
-    (some,) = memory_view(in_int8, {"ngram": ModelBytes()}, 48e9, context_tokens=8192)
-    assert some.fits
+    left = 72e9 - 2 * target.parameters
+    alone = int(left // (2 * 2 * 64 * 8 * 128))
+    both = int((left - 2 * draft.parameters) // (2 * 2 * (64 + 28) * 8 * 128))
+    assert small.context_tokens_lost == alone - both
+    assert small.sequences_lost == alone // 8192 - both // 8192 > 0
+    none = memory_view("small", of_draft, of_target, 24e9, context_tokens=8192)
+    assert (none.context_tokens_lost, none.sequences_lost) == (0, 0)  # the target does not fit
 
 
 # What a run takes and costs

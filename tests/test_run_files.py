@@ -780,12 +780,12 @@ def test_a_run_from_elsewhere_reads_and_writes_nothing_outside_itself(
 ) -> None:
     change, refused = HOSTILE[case]
     # One plot is as good as all here
-    monkeypatch.setitem(PAGES, "profile", replace(PAGES["profile"], plots=("ceilings.svg",)))
+    monkeypatch.setitem(PAGES, "profile", replace(PAGES["profile"], plots=("verify_curves.svg",)))
     monkeypatch.setenv("HARNESS_TEST_TOKEN", SECRET)
     outside, run = tmp_path / "outside", tmp_path / "results" / "run"
     outside.mkdir()
     (outside / "private.txt").write_text(SECRET)
-    (outside / "ceilings.svg").write_text(SECRET)
+    (outside / "verify_curves.svg").write_text(SECRET)
     shutil.copytree(EXAMPLES / "embedded_profile", run)  # analysed fast
     (run / "checksums.json").unlink(missing_ok=True)
     change(run, outside)

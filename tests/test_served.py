@@ -35,7 +35,7 @@ from harness.analysis.server_run import served_run, served_summary
 from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
 from harness.analysis.waits import one_by_one
-from harness.records import MachineLoad, RoundTiming, Rule, ServerClock, Trial
+from harness.records import RoundTiming, Rule, ServerClock, Trial
 from harness.reporting import html, markdown, serving_commands
 from harness.reporting.content import content_of
 from harness.reporting.html import column_definition
@@ -1094,19 +1094,6 @@ def test_a_prompt_that_failed_at_a_k_is_no_visit_that_the_others_lack(stored: St
     made = analyse(replace(stored, trials=tuple(lost)))
     assert "server_visits_lacking" not in {caveat.code for caveat in made.caveats}
     assert {row.status for row in made.results if row.k == 4 and row.speedup} >= {"partial"}
-
-
-@pytest.mark.parametrize(("threads", "offered"), [(1, True), (None, False)])
-def test_processor_time_is_offered_where_one_thread_computes(
-    stored: StoredRun, threads: int | None, offered: bool
-) -> None:
-    engine = stored.manifest.engine
-    assert engine is not None
-    by_engine = replace(engine, name="llamacpp", started=True, clock="engine")
-    notes = {"other_load": MachineLoad(1.2, 2), "server_threads": threads, "engine": by_engine}
-    run = replace(stored, manifest=stored.manifest.updated(**notes))
-    (said,) = [each for each in analyse(run).caveats if each.code == "busy_machine"]
-    assert said.values["processor_time"] is offered
 
 
 @pytest.mark.parametrize("rule", sample(["greedy_draft", "ratio"], "ratio"))

@@ -15,7 +15,7 @@ from harness.analysis.cells import Weights, prompts_of
 from harness.analysis.replayed import in_chunks, padded_traces
 from harness.analysis.round_costs import Latency
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace
-from harness.stats.jackknife import CONFIDENCE, Array, set_weights, token_weights
+from harness.stats.jackknife import CONFIDENCE, Array, set_weights
 from harness.stats.two_phase import two_phase
 from harness.stats.workload import VisitCosts, Workload
 from harness.summary import AdaptiveDrafting, AdaptiveRow
@@ -94,45 +94,27 @@ def adaptive_drafting(
     """
     shares = set_weights([trace.prompt_set for trace in texts.traces], weights)
     texts = replace(texts, traces=[t for t in texts.traces if shares[t.prompt_set] > 0.0])
-    fixed = _rows(texts, [(k, 0.0) for k in ks], latency, shares)
-    grid = _rows(texts, [(k, value) for k in ks for value in THRESHOLDS], latency, shares)
-    best = grid.chosen(seed)
+    grid = [(k, value) for k in ks for value in THRESHOLDS]
     return AdaptiveDrafting(
         draft=texts.traces[0].draft,
         temperature=texts.traces[0].temperature,
-        rule=texts.rule,
-        fixed=fixed.chosen(seed),
-        best=best,
-        thresholds=tuple(entry for entry in grid.rows if entry.k == best.k),
+        fixed=_chosen(texts, [(k, 0.0) for k in ks], latency, shares, seed),
+        best=_chosen(texts, grid, latency, shares, seed),
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Choices of K and threshold, and the time of each by prompt, in one order."""
-
-    rows: Sequence[AdaptiveRow]
-    workload: Workload
-
-    def chosen(self, seed: int) -> AdaptiveRow:
-        """The best, less the optimism of choosing it where there are prompts enough."""
-        fit = two_phase(self.workload, seed=seed)
-        if fit is None:
-            return max(self.rows, key=lambda row: row.speedup)
-        lo, hi = fit.interval(CONFIDENCE)
-        row = self.rows[fit.named]
-        return replace(row, speedup=fit.speedup, speedup_lo=lo, speedup_hi=hi)
-
-
-def _rows(
+def _chosen(
     texts: ScoredTexts,
     choices: Sequence[tuple[int, float]],
     latency: Latency,
     shares: Mapping[str, float],
-) -> _Rows:
-    """Some (K, threshold), replayed; turns and repetitions are of one prompt."""
+    seed: int,
+) -> AdaptiveRow:
+    """The best (K, threshold), less the optimism of choosing it where there are prompts enough.
+
+    Turns and repetitions are of one prompt.
+    """
     prompts, groups = prompts_of(texts.traces)
-    prompt_sets = tuple(prompt_set for prompt_set, _ in prompts)
     made = [
         replayed_adaptively(texts, k, threshold).summed(groups, len(prompts))
         for k, threshold in choices
@@ -146,26 +128,14 @@ def _rows(
         baseline_tokens=tokens,
         seconds=np.stack([counts.proposals @ latency.relative(counts.k) for counts in made]),
         tokens=np.tile(tokens, (len(made), 1)),
-        prompt_sets=prompt_sets,
+        prompt_sets=tuple(prompt_set for prompt_set, _ in prompts),
         weights=shares,
         visits=visits,
     )
-    factors = token_weights(prompt_sets, tokens, shares)
-    rows: list[AdaptiveRow] = []
-    intervals = workload.intervals() or [None] * len(made)
-    speedups = np.exp(workload.log_speedups()).tolist()
-    entries = zip(choices, made, speedups, intervals, strict=True)
-    for (k, threshold), counts, speedup, interval in entries:
-        weighted = counts.scaled(factors)
-        rows.append(
-            AdaptiveRow(
-                k=k,
-                threshold=threshold,
-                tokens_per_round=weighted.tokens_per_round,
-                drafted_per_round=float(weighted.drafted.sum() / weighted.rounds.sum()),
-                speedup=speedup,
-                speedup_lo=interval.lo if interval else None,
-                speedup_hi=interval.hi if interval else None,
-            )
-        )
-    return _Rows(rows, workload)
+    fit = two_phase(workload, seed=seed)
+    if fit is None:
+        speedups = np.exp(workload.log_speedups())
+        best = int(speedups.argmax())
+        return AdaptiveRow(*choices[best], speedup=float(speedups[best]))
+    lo, hi = fit.interval(CONFIDENCE)
+    return AdaptiveRow(*choices[fit.named], fit.speedup, lo, hi)

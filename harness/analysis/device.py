@@ -1,6 +1,6 @@
 """The device of a run, and what models take of its memory."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 
 from harness.analysis.setup import Setup
@@ -83,17 +83,16 @@ def kv_bytes_per_token(setup: Setup, name: str | None, kv_type: str | None) -> f
 
 def draft_memory(
     setup: Setup, names: Sequence[str], context_tokens: int, *, lookups: Collection[str] = ()
-) -> tuple[DraftMemory, ...]:
-    """The device's memory with each draft, where the sizes are known."""
+) -> Iterator[DraftMemory]:
+    """The device's memory with each draft, as far as the sizes are known."""
     target, card, machine = model_bytes(setup), card_of(setup), setup.environment
     available = machine.device_memory_bytes or machine.memory_bytes
     if card is not None:
         available = card.memory_gb * 1e9
-    if target is None or available is None:
-        return ()
-    kept = {
-        draft: ModelBytes() if draft in lookups else model_bytes(setup, draft) for draft in names
-    }
-    known = {draft: each for draft, each in kept.items() if each is not None}
-    device = card.name if card else machine.device_name
-    return memory_view(target, known, available, context_tokens=context_tokens, device=device)
+    for name in names:
+        kept = ModelBytes() if name in lookups else model_bytes(setup, name)
+        weights = setup.described_draft(name).weights_bytes
+        if kept is not None and target is not None and available is not None:
+            yield memory_view(name, kept, target, available, context_tokens=context_tokens)
+        elif weights is not None:
+            yield DraftMemory(name, weights)

@@ -14,17 +14,14 @@ from typing import TypeVar
 import numpy as np
 
 from harness.analysis.cells import Weights
-from harness.analysis.device import price_per_hour
 from harness.analysis.predicted import Latencies, Predicted, Speedup, alpha_of, speedups
 from harness.analysis.replayed import Replays
-from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate
 from harness.records import Rule, grouped
 from harness.serving.engines import with_lines
 from harness.stats.jackknife import Variance, enough_prompts, set_weights, share_interval
 from harness.stats.workload import Workload
 from harness.summary import AdaptiveRow, Answer, Leaderboard, LeaderboardRow
-from harness.theory.cost import usd_per_million_tokens
 
 Row = TypeVar("Row", LeaderboardRow, AdaptiveRow)
 
@@ -101,18 +98,6 @@ def _row(
     )
 
 
-def with_costs(board: Leaderboard, setup: Setup, plain_s: float) -> Leaderboard:
-    """The leaderboard with what each draft takes of memory, and a token's price where known."""
-    price = price_per_hour(setup)
-
-    def costed(row: LeaderboardRow) -> LeaderboardRow:
-        weights = 0 if row.draft is None else setup.described_draft(row.draft).weights_bytes
-        usd = None if price is None else usd_per_million_tokens(plain_s / row.speedup, price)
-        return replace(row, draft_memory_bytes=weights, usd_per_million_tokens=usd)
-
-    return replace(board, rows=tuple(costed(row) for row in board.rows))
-
-
 def with_speedup(row: Row, answer: Answer) -> Row:
     """A row with the speedup of an answer for its draft and K, less the optimism of choosing them.
 
@@ -121,9 +106,4 @@ def with_speedup(row: Row, answer: Answer) -> Row:
     assert answer.speedup is not None
     bounds = {"speedup_lo": answer.speedup_lo, "speedup_hi": answer.speedup_hi}
     changed = replace(row, speedup=answer.speedup, **bounds)
-    if isinstance(changed, LeaderboardRow):
-        changed = replace(changed, corrected=True)
-    if not isinstance(changed, LeaderboardRow) or changed.usd_per_million_tokens is None:
-        return changed
-    price = changed.usd_per_million_tokens * row.speedup / answer.speedup
-    return replace(changed, usd_per_million_tokens=price)
+    return replace(changed, corrected=True) if isinstance(changed, LeaderboardRow) else changed

@@ -1,7 +1,7 @@
 """Predicted seconds: replayed rounds times what a round costs, and every number that follows.
 
 prediction = tokens per round x R(0) / R(K). Rows of results.csv, workload speedups with their
-intervals, alpha by category. Counts are expectations, so they are not whole. Rates are ratios of
+intervals. Counts are expectations, so they are not whole. Rates are ratios of
 sums over prompts; percentiles are over prompts, a prompt's repetitions taken together. What is said
 of the whole workload weighs the prompt sets (`prompts.weights`).
 
@@ -41,13 +41,10 @@ from harness.stats.jackknife import (
     share_interval,
 )
 from harness.stats.workload import KNOWN, SharedError, VisitCosts
-from harness.summary import CategoryAlpha
 from harness.theory.replay import Replayed
 
 # By draft, at the temperature of what is predicted
 Latencies = Mapping[str, Latency]
-# The K at which categories are compared, or the nearest there is
-CATEGORY_K = 4
 
 
 def alpha_of(counts: Replayed) -> float | None:
@@ -254,14 +251,8 @@ def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
 
 
 def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
-    plain_s = latency.rounds.baseline_s
-    seconds = latency.plain_cost(part.new_tokens, _texts(part)) * plain_s
-    row = replace(_timed(part, 0, seconds, model), speedup=1.0)
-    prefill = _prefill_seconds(part, latency)
-    if prefill is None:
-        return row
-    ttft_ms = 1e3 * float(np.median(prefill / _texts(part)) + plain_s)
-    return replace(row, ttft_ms=ttft_ms, request_speedup=1.0)
+    seconds = latency.plain_cost(part.new_tokens, _texts(part)) * latency.rounds.baseline_s
+    return replace(_timed(part, 0, seconds, model), speedup=1.0)
 
 
 def _row(
@@ -274,7 +265,7 @@ def _row(
     speedup_lo, speedup_hi = gain.interval or (None, None)
     alphas = share_interval(counts.accepted, counts.judged, part.prompt_sets)
     alpha_lo, alpha_hi = alphas or (None, None)
-    row = replace(
+    return replace(
         with_counts(_timed(part, name.k, seconds, model), counts),
         draft=name.draft,
         alpha_lo=alpha_lo,
@@ -285,71 +276,8 @@ def _row(
         speedup_hi=speedup_hi,
         breakeven_alpha=latency.rounds.break_even_alpha(name.k),
     )
-    prefills = [_prefill_seconds(part, latency, draft) for draft in (None, name.draft)]
-    known = [prefill_s for prefill_s in prefills if prefill_s is not None]
-    if len(known) < 2:
-        return row
-    plain, both = (plain_s / latency.rounds.baseline_s * prefill_s for prefill_s in known)
-    round_s = float(seconds.sum() / counts.rounds.sum())
-    return replace(
-        row,
-        ttft_ms=1e3 * float(np.median(both / _texts(part)) + round_s),
-        request_speedup=float(
-            (plain.sum() + part.new_tokens.sum() * plain_s) / (both.sum() + seconds.sum())
-        ),
-    )
-
-
-# ---- whole requests ------------------------------------------------------------------------------
 
 
 def _texts(replays: Replays) -> Array:
     """The number of texts of each prompt, [n]."""
     return np.array([len(lengths) for lengths in replays.prompt_tokens], dtype=np.float64)
-
-
-def _prefill_seconds(replays: Replays, latency: Latency, draft: str | None = None) -> Array | None:
-    """Prefill seconds of each prompt, its repetitions added up, [n]; None where unknown.
-
-    A draft's prefill is added to the target's; a look-up has none.
-    """
-    roles = ["target"] if draft is None or draft in replays.lookups else ["target", "draft"]
-    lengths = np.concatenate([np.array(each, dtype=np.float64) for each in replays.prompt_tokens])
-    parts = [latency.prefill_s(role, lengths) for role in roles]
-    if any(part is None for part in parts):
-        return None
-    prompt_of_text = np.repeat(np.arange(len(replays.names)), _texts(replays).astype(np.intp))
-    total = np.sum([part for part in parts if part is not None], axis=0)
-    summed = np.bincount(prompt_of_text, total, minlength=len(replays.names))
-    return summed.astype(np.float64)
-
-
-# ---- alpha by category ---------------------------------------------------------------------------
-
-
-def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
-    """Alpha of every draft on every category, at one K for all, since alpha drifts with K."""
-    k = min(replays.ks, key=lambda each: (abs(each - CATEGORY_K), each))
-    pairs = zip(replays.categories, replays.prompt_sets, strict=True)
-    names = [category or prompt_set for category, prompt_set in pairs]
-    rows: list[CategoryAlpha] = []
-    for category in sorted(set(names)):
-        part = replays.rows([name == category for name in names])
-        for draft in part.drafts:
-            counts = part.candidates[Candidate(draft, k)]
-            lo, hi = share_interval(counts.accepted, counts.judged) or (None, None)
-            rows.append(
-                CategoryAlpha(
-                    temperature=part.temperature,
-                    draft=draft,
-                    k=k,
-                    category=category,
-                    prompts=len(part.names),
-                    accepted=float(counts.accepted.sum()),
-                    judged=float(counts.judged.sum()),
-                    alpha=alpha_of(counts),
-                    alpha_lo=lo,
-                    alpha_hi=hi,
-                )
-            )
-    return tuple(rows)

@@ -48,7 +48,6 @@ class Replays:
     rule: Rule
     temperature: float
     names: tuple[PromptId, ...]  # [n] each prompt with its set
-    categories: tuple[str | None, ...]  # [n] of each prompt
     # prompt_tokens: of each prompt, the lengths of its texts' prompts (repetitions x turns), n.
     prompt_tokens: tuple[tuple[int, ...], ...]
     candidates: Mapping[Candidate, Replayed]  # by (draft, K), counts of each prompt
@@ -93,7 +92,6 @@ class Replays:
         return replace(
             self,
             names=tuple(self.names[row] for row in rows),
-            categories=tuple(self.categories[row] for row in rows),
             prompt_tokens=tuple(self.prompt_tokens[row] for row in rows),
             candidates={name: counts.rows(rows) for name, counts in self.candidates.items()},
         )
@@ -169,7 +167,6 @@ def by_prompt(
         rule=rule,
         temperature=texts[0].temperature,
         names=tuple(names),
-        categories=tuple(by_name[name][-1].category for name in names),
         prompt_tokens=tuple(tuple(each.prompt_tokens for each in by_name[name]) for name in names),
         candidates={name: each.summed(groups, len(names)) for name, each in counts.items()},
         lookups=lookups,
@@ -337,27 +334,12 @@ def replay_check(
     *measured_counts, generated = np.array([each for _, each in rows]).T
     tokens, rounds, drafted = np.array(measured_counts) / generated
     texts = np.array([len(replays.prompt_tokens[row]) for row in kept])
-    replayed_rounds = counts.rounds[kept] / texts
-    measured = jackknife.ratio(tokens, rounds)
-    expected = jackknife.ratio(counts.new_tokens[kept] / texts, replayed_rounds)
-    gap = measured - expected
-    check = ReplayCheck(
-        prompt_set=cell.prompt_set,
-        temperature=cell.temperature,
-        k=cell.k,
-        prompts=len(rows),
-        measured_tokens_per_round=measured.value,
-        replayed_tokens_per_round=expected.value,
-        gap_in_standard_errors=gap.in_standard_errors,
-        p_value=gap.p_value,
-    )
+
+    def gap(measured: Array, expected: Array) -> float | None:
+        replayed = jackknife.ratio(expected[kept] / texts, counts.rounds[kept] / texts)
+        return (jackknife.ratio(measured, rounds) - replayed).in_standard_errors
+
+    check = ReplayCheck(cell.prompt_set, cell.temperature, cell.k, gap(tokens, counts.new_tokens))
     if not any(entry.proposals[:, :k].any() for (_, k), entry in replays.candidates.items()):
         return check  # every round drafts K
-    measured = jackknife.ratio(drafted, rounds)
-    expected = jackknife.ratio(counts.drafted[kept] / texts, replayed_rounds)
-    return replace(
-        check,
-        measured_drafted_per_round=measured.value,
-        replayed_drafted_per_round=expected.value,
-        drafted_gap_in_standard_errors=(measured - expected).in_standard_errors,
-    )
+    return replace(check, drafted_gap_in_standard_errors=gap(drafted, counts.drafted))

@@ -17,9 +17,8 @@ Requests of a server. Where R is another engine's (`harness.analysis.engine_cost
 a start besides its rounds, and how well R is known follows from leaving out parts of the requests.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -154,28 +153,6 @@ class Latency:
             return counts.proposals @ self.relative(counts.k)
         return self.served.costs.speculative_s(counts, requests) / self.rounds.baseline_s
 
-    @cached_property
-    def prefills(self) -> Mapping[str, Array]:
-        """By role, [2, n]: the timed lengths, ascending, and the median seconds of each."""
-        by_role: dict[str, dict[int, float]] = {}
-        for timing in self.timings:
-            if timing.kind == "prefill" and timing.tokens and timing.batch == 1:
-                seconds = typical_s(timing.samples_s)
-                by_role.setdefault(timing.role, {})[timing.tokens] = seconds
-        return {role: np.array(sorted(known.items())).T for role, known in by_role.items()}
-
-    def prefill_s(self, role: str, lengths: Array) -> Array | None:
-        """Seconds to prefill prompts of so many tokens, on lines between the timed lengths.
-
-        None where no prefill was timed, or a prompt is shorter or longer than all that were.
-        """
-        if role not in self.prefills:
-            return None
-        known, seconds = self.prefills[role]
-        if lengths.min() < known[0] or lengths.max() > known[-1]:
-            return None
-        return np.interp(lengths, known, seconds)
-
     def relative(self, k: int) -> Array:
         """R(n) / R(0) by how many tokens a round proposes, n = 0..k, shape (k + 1,)."""
         return np.array([self.rounds.relative(n) for n in range(k + 1)])
@@ -210,18 +187,15 @@ class Latency:
             draft=draft,
             draft_step_s=self.steps.draft_s,
             target_step_s=self.steps.target_s,
-            context_tokens=next((t.context_tokens for t in self.timings if t.kind == "step"), None),
             target_prefill_s=self._prefill_per_token("target"),
             draft_prefill_s=self._prefill_per_token("draft"),
         )
 
     def _prefill_per_token(self, role: str) -> float | None:
         """At the middle one of the timed lengths."""
-        if role not in self.prefills:
-            return None
-        known, seconds = self.prefills[role]
-        middle = len(known) // 2
-        return float(seconds[middle] / known[middle])
+        timed = where(self.timings, role=role, kind="prefill", batch=1)
+        per_token = {t.tokens: typical_s(t.samples_s) / t.tokens for t in timed if t.tokens}
+        return per_token[sorted(per_token)[len(per_token) // 2]] if per_token else None
 
     def round_summary(self, draft: str) -> RoundSummary:
         """R(0) and R(K) as a report shows them."""

@@ -3,7 +3,7 @@
 A sweep has one draft and also runs generations: those of one K next to plain decoding, whose price
 and replay's rounds give the verdict, or of every K, on which alone it rests. Replay is checked
 against them. Without generations the verdict rests on replay. Rankings under every
-acceptance rule, alpha by category, whole requests and memory come from replay in both. A pair
+acceptance rule and memory come from replay in both. A pair
 that changes greedy texts gets no verdict.
 """
 
@@ -18,12 +18,11 @@ from harness.analysis.caveats.prompts import k_at_edge, k_left_out
 from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
 from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
 from harness.analysis.device import draft_memory, price_per_hour
-from harness.analysis.explanation import case_of, explain
+from harness.analysis.explanation import explain
 from harness.analysis.failures import failures
 from harness.analysis.leaderboard import (
     best_of_drafts,
     rank,
-    with_costs,
     with_speedup,
 )
 from harness.analysis.lossless import distrust, text_checks, without_faulty
@@ -36,7 +35,6 @@ from harness.analysis.pairs import (
 )
 from harness.analysis.predicted import (
     Predicted,
-    category_alpha,
     evidence_of,
     gap_of,
     replayed_rows,
@@ -47,7 +45,7 @@ from harness.analysis.replayed import replay_check
 from harness.analysis.round_costs import Latency, latency_table, least_rounds
 from harness.analysis.scored_drafts import ScoredDrafts, scored_drafts
 from harness.analysis.setup import Setup, model_facts, run_facts, shares_of_sets
-from harness.analysis.unstable import impossible, outlier_cells, unstable_cells, unstable_steps
+from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.records import (
@@ -74,14 +72,16 @@ from harness.summary import (
     DraftMemory,
     Explanation,
     Leaderboard,
-    OutlierCell,
     ReplayCheck,
+    StepBound,
     Summary,
     TextCheck,
     Unstable,
     Values,
 )
 from harness.theory.cost import usd_per_million_tokens
+from harness.theory.roofline import shortest_context, step_bounds
+from harness.theory.speedup import StepTimes
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class PairRun:
         checks: its greedy texts compared with plain decoding's.
         distrusted: why no verdict can rest on these texts.
         generated: rows of results.csv about the cells that were measured.
-        unstable: steps and cells that cannot be right.
+        unstable: cells that cannot be right.
         evidence: by temperature.
     """
 
@@ -125,24 +125,9 @@ def pair_run(setup: Setup) -> PairRun:
         evidence = [
             _evidence_at(drafts, trials, value) for value in setup.temperatures if value in measured
         ]
-    unstable = (*_unstable_steps(drafts), *unstable_cells(generated))
+    unstable = tuple(unstable_cells(generated))
     doubt = distrust(checks)
     return PairRun(setup, drafts, trials, checks, doubt, generated, unstable, evidence)
-
-
-def _unstable_steps(drafts: ScoredDrafts) -> Iterator[Unstable]:
-    """Steps that cannot be right; a target's verify once, however many drafts."""
-    coolest = min(drafts.latencies, default=None)
-    by_draft = {} if coolest is None else drafts.latencies[coolest]
-    entries = (
-        replace(entry, draft=draft if entry.kind == "step" else None)
-        for draft, latency in by_draft.items()
-        for entry in unstable_steps(
-            latency.timings, latency.rounds.plain_s if latency.visits else None
-        )
-    )
-    forwards = grouped(entries, lambda e: (e.kind, e.tokens, e.context_tokens, e.batch, e.draft))
-    yield from (group[0] for group in forwards.values())
 
 
 # ---- generations of a sweep ----------------------------------------------------------------------
@@ -216,30 +201,26 @@ def _replay_checks(run: PairRun) -> Iterator[ReplayCheck]:
 # ---- answers -------------------------------------------------------------------------------------
 
 
-def questions(run: PairRun) -> tuple[Question, ...]:
-    """The questions to decide, by temperature: of our own loop, or at the times that were given.
+def answered_questions(run: PairRun) -> tuple[Answered, ...]:
+    """The questions to decide, by temperature, answered.
 
-    These are typed, or another engine's, whose question it is then. Of every other engine
-    `answers_of` says what carries over.
+    They are of our own loop, or at the times that were given: typed, or another engine's, whose
+    question it is then. Of every other engine `_answers` says what carries over. None whose texts,
+    or timings, cannot be right has a verdict.
     """
     setup, priced = run.setup, run.setup.priced_by
-    engine = None if setup.typed_latency else OWN.name
     source: Source = "replayed" if setup.replay_only else "measured"
-    asked = (Question(evidence, setup.rule, source, engine) for evidence in run.evidence)
-    if priced is None:
-        return tuple(asked)
-    return tuple(replace(each, engine=priced.engine.name, run=priced.run) for each in asked)
-
-
-def answered_questions(run: PairRun) -> tuple[Answered, ...]:
-    """Every question answered; none whose texts, or timings, cannot be right has a verdict."""
+    engine, timed_in = None if setup.typed_latency else OWN.name, None
+    if priced is not None:
+        engine, timed_in = priced.engine.name, priced.run
+    asked = [Question(each, setup.rule, source, engine, timed_in) for each in run.evidence]
 
     def doubt(question: Question) -> Doubt | None:
         if run.distrusted is None and question.source == "measured":
             return impossible(run.unstable, question.evidence.temperature)
         return run.distrusted
 
-    return answered(questions(run), doubt, weights=shares_of_sets(run.setup), seed=run.setup.seed)
+    return answered(asked, doubt, weights=shares_of_sets(setup), seed=setup.seed)
 
 
 def _answers(run: PairRun, made: Sequence[Answered]) -> Iterator[Answer]:
@@ -318,8 +299,6 @@ def leaderboard(drafts: ScoredDrafts, predicted: Predicted, errors: Errors) -> L
     rows.sort(key=lambda row: -row.speedup)
     ranked = (replace(row, rank=len(board.rows) + 1 + n) for n, row in enumerate(rows))
     board = replace(board, rows=(*board.rows, *ranked))
-    first = predicted.latencies[predicted.replays.drafts[0]]
-    board = with_costs(board, setup, first.rounds.baseline_s)
     if setup.priced_by is None:
         return board
     return replace(board, engines=(spec_of(setup.priced_by.engine.name).title,))
@@ -373,27 +352,13 @@ def _adaptive(run: PairRun, made: Sequence[Answered]) -> Iterator[AdaptiveDrafti
             yield entry
 
 
-def _explained(
-    run: PairRun,
-    results: Sequence[ResultRow],
-    latencies: Sequence[LatencyRow],
-    verdict: Answer | None,
-) -> Explanation | None:
-    """Why a verdict is what it is.
-
-    Of the draft and K that its number is of; none of a look-up, which has no draft step.
-    """
+def _explained(run: PairRun, verdict: Answer | None) -> Explanation | None:
+    """What prevents a gain of the draft and K that a verdict's number is of."""
     if verdict is None or run.distrusted or verdict.temperature is None:
         return None
+    predicted = run.drafts.predicted(run.setup.rule, verdict.temperature)
     draft = verdict.named[0] or run.setup.draft
-    latency = run.drafts.latencies.get(verdict.temperature, {}).get(draft)
-    texts = run.drafts.traces.get(draft)
-    if latency is None or (texts and texts[0].chosen):
-        return None
-    measured = run.setup.run.manifest.bandwidth
-    floors = latencies if measured is None or measured.plausible else ()
-    case = case_of(verdict, draft, results, latency, floors, weights=run.setup.weights)
-    return case and explain(case, verdict.decision, verdict.temperature)
+    return predicted and explain(predicted, verdict, draft, run.setup.weights)
 
 
 def _positions(
@@ -417,7 +382,7 @@ def _caveats(
     run: PairRun,
     results: Sequence[ResultRow],
     answers: Sequence[Answer],
-    outliers: Sequence[OutlierCell],
+    rows: Sequence[LatencyRow],
     errors: Errors,
 ) -> Iterator[Caveat]:
     setup, latencies = run.setup, run.drafts.latencies
@@ -438,8 +403,8 @@ def _caveats(
         for each in latencies.values()
         for draft, latency in [(n, each[n]) for n in each if n not in untimed][:1]
     ]
-    yield from timing.outlier_generations.of(outliers)
     yield from timing.priced_from_steps.of(times, [*_not_timed(run.drafts)])
+    yield from timing.launch_bound.of(*_steps(run, answers, rows))
     yield from timing.plain_tokens_unlike.of(latencies)
     yield from timing.predictions_off.of(errors)
     rounds = [each.rounds for by_draft in latencies.values() for each in by_draft.values()]
@@ -448,6 +413,17 @@ def _caveats(
         yield from k_left_out.of(beyond, "not_timed")
     else:
         yield from k_at_edge.of(setup, answers)
+
+
+def _steps(
+    run: PairRun, answers: Sequence[Answer], rows: Sequence[LatencyRow]
+) -> tuple[Sequence[StepBound], StepTimes | None]:
+    """What the steps wait for, as far as a bandwidth tells, and those of the verdict's draft."""
+    bandwidth = run.setup.run.manifest.bandwidth
+    draft = next((answer.named[0] for answer in answers), None) or run.setup.draft
+    latency = _first_latencies(run.drafts).get(draft)
+    told = bandwidth is None or bandwidth.plausible
+    return shortest_context(step_bounds(rows)) if told else (), latency and latency.steps
 
 
 def _not_timed(drafts: ScoredDrafts) -> Iterator[Values]:
@@ -488,7 +464,7 @@ def analyse_pair(setup: Setup) -> Summary:
     run = pair_run(setup)
     drafts, errors, made = run.drafts, errors_of(run), answered_questions(run)
     results, answers = tuple(_results(run, errors)), tuple(_answers(run, made))
-    outliers, latencies = outlier_cells(run.trials), latency_table(setup)
+    latencies = latency_table(setup)
     boards = {at: leaderboard(drafts, each, errors) for at, each in drafts.by_rule.items()}
     own = {temperature: boards.get((setup.rule, temperature)) for temperature in drafts.latencies}
     of_drafts = (pair for by_draft in drafts.latencies.values() for pair in by_draft.items())
@@ -498,14 +474,13 @@ def analyse_pair(setup: Setup) -> Summary:
         run=run_facts(setup, results),
         answers=answers,
         failures=failures(setup, run.trials),
-        caveats=tuple(_caveats(run, results, answers, outliers, errors)),
+        caveats=tuple(_caveats(run, results, answers, latencies, errors)),
         results=results,
         latency=latencies,
         steps=tuple(each for each in steps if each is not None),
         # Temperatures that were not timed themselves share the times of another
         round_times=tuple({(each.draft, each.temperature): each for each in round_times}.values()),
         unstable=run.unstable,
-        outlier_cells=outliers,
         leaderboards=tuple(
             _as_answered(board, own[at], _replayed_answer(made, at))
             for (rule, at), board in boards.items()
@@ -513,12 +488,9 @@ def analyse_pair(setup: Setup) -> Summary:
             if setup.priced_by is None or rule == setup.rule
         ),
         acceptance_by_position=tuple(_positions(run, boards)),
-        category_alpha=tuple(
-            row for each in drafts.by_own_rule for row in category_alpha(each.replays)
-        ),
         adaptive=tuple(_adaptive(run, made)),
         replay_checks=tuple(_replay_checks(run)),
-        explanation=_explained(run, results, latencies, made[0].workload if made else None),
+        explanation=_explained(run, made[0].workload if made else None),
         memory=tuple(_memory(drafts)),
         text_checks=tuple(run.checks),
     )
@@ -529,7 +501,8 @@ def analyse_pair(setup: Setup) -> Summary:
 def _memory(drafts: ScoredDrafts) -> Iterator[DraftMemory]:
     for replays in (each.replays for each in drafts.by_own_rule[:1]):
         longest = max(t.prompt_tokens + len(t.tokens) for t in drafts.traces[replays.drafts[0]])
-        yield from draft_memory(drafts.setup, replays.drafts, longest, lookups=replays.lookups)
+        names = dict.fromkeys((*replays.drafts, *drafts.dropped))
+        yield from draft_memory(drafts.setup, [*names], longest, lookups=replays.lookups)
 
 
 def _with_cost(summary: Summary, run: PairRun) -> Summary:
@@ -545,7 +518,7 @@ def _with_cost(summary: Summary, run: PairRun) -> Summary:
 
 
 def _with_audition(summary: Summary, run: PairRun) -> Summary:
-    """With the drafts that the ranking lacks, and what making the texts took."""
+    """With the drafts that the ranking lacks."""
     notes = run.setup.run.manifest.audition
     entries: Sequence[str] = run.setup.run.config.get("drafts") or ()
     names = [split_draft(entry).name for entry in entries if entry != AUTO_DRAFTS]
@@ -559,6 +532,4 @@ def _with_audition(summary: Summary, run: PairRun) -> Summary:
         summary,
         run=replace(summary.run, not_scored=lacking, ranked=ranked),
         ineligible=tuple(Failure(each.draft, each.reason) for each in notes.not_eligible),
-        generation_s=notes.costs.generation_s,
-        scoring_s=notes.costs.scoring_s,
     )

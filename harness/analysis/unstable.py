@@ -1,4 +1,4 @@
-"""Which times cannot be right, and which measured cells a few generations decide.
+"""Which times cannot be right.
 
 Steps: both the measurement, which repeats them, and a report ask. A verify computes at least what
 a step computes, and a longer verify at least what a shorter one does; a bare step, a verify of one
@@ -9,22 +9,16 @@ Samples of one repetition were taken within moments of one another, so two forwa
 the median of their paired ratios. Its bound is that of the sign test, which assumes nothing of the
 distribution (Conover, "Practical Nonparametric Statistics", 1999, section 3.2).
 
-Cells: a round of one K costs about the same whatever its text and acceptance, and so does a plain
-token. So seconds per round / seconds per plain token of the same prompt tell a disturbed generation
-from one of unusual acceptance. Where the speedup changes with the slowest and fastest of these left
-out, because a few of them are far from the others, both numbers are reported.
+Cells: a round takes at least as long as a plain token, so its tokens are the most that it gains.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy.special import bdtr
 
-from harness.analysis.cells import Count, completed, decode_s, latest, new_tokens
-from harness.records import Cell, ResultRow, StepTiming, Trial, grouped
-from harness.stats.jackknife import Array
-from harness.summary import Doubt, OutlierCell, Unstable
+from harness.records import ResultRow, StepTiming, grouped
+from harness.summary import Doubt, Unstable
 
 # One-sided, of a bound: a profile compares dozens of forwards
 CONFIDENCE = 0.995
@@ -32,11 +26,6 @@ CONFIDENCE = 0.995
 LEAST_EFFECT = 0.02
 # How far a step may be from a plain token, which the loop's own work makes slower
 LOOP_SHARE = 0.15
-# Of a cell's generations, left out at either end, and at least one
-LEFT_OUT = 0.1
-LEAST_GENERATIONS = 5
-# How far the two speedups must be from one another, and an outlier from the median
-LEAST_CHANGE, FAR = math.log(1.05), math.log(1.5)
 # How far noise lifts a speedup above the tokens of a round
 NOISE = 1.2
 
@@ -112,34 +101,6 @@ def _unstable(reason: str, value: float, timing: StepTiming) -> Unstable:
 # ---- cells ---------------------------------------------------------------------------------------
 
 
-def outlier_cells(trials: Sequence[Trial]) -> tuple[OutlierCell, ...]:
-    """The cells whose speedup changes by more than 5 % without their far generations."""
-    done = completed(latest(trials))
-    plain = {trial.key: trial for trial in done if trial.k == 0}
-    drafted = (trial for trial in done if trial.k > 0 and trial.key in plain)
-    cells = grouped(drafted, lambda trial: trial.cell_key)
-    outliers = (
-        _outlier(cell, [(plain[trial.key], trial) for trial in cells[cell]])
-        for cell in sorted(cells)
-    )
-    return tuple(outlier for outlier in outliers if outlier is not None)
-
-
-def _outlier(cell: Cell, pairs: Sequence[tuple[Trial, Trial]]) -> OutlierCell | None:
-    if len(pairs) < LEAST_GENERATIONS:
-        return None
-    seconds, tokens = _table(pairs, decode_s), _table(pairs, new_tokens)
-    rounds = np.array([drafted.rounds or 1 for _, drafted in pairs], dtype=np.float64)
-    costs = np.log(seconds[:, 1] / rounds) - np.log(seconds[:, 0] / tokens[:, 0])
-    cut = max(1, int(LEFT_OUT * len(pairs)))
-    kept = np.argsort(costs, kind="stable")[cut:-cut]
-    speedup, trimmed = _speedup(seconds, tokens), _speedup(seconds[kept], tokens[kept])
-    far = int((np.abs(costs - np.median(costs)) > FAR).sum())
-    if abs(math.log(speedup / trimmed)) <= LEAST_CHANGE or not 1 <= far <= 2 * cut:
-        return None
-    return OutlierCell(cell.prompt_set, cell.temperature, cell.k, speedup, trimmed, far)
-
-
 def impossible(cells: Sequence[Unstable], temperature: float) -> Doubt | None:
     """Why no verdict of a temperature can rest on what was measured; None where it can."""
     wrong = [cell for cell in cells if cell.kind == "cell" and cell.temperature == temperature]
@@ -150,21 +111,8 @@ def impossible(cells: Sequence[Unstable], temperature: float) -> Doubt | None:
     return "impossible_speedup", {**values}
 
 
-def _table(pairs: Sequence[tuple[Trial, Trial]], count: Count) -> Array:
-    """[generation, 2], plain and drafted."""
-    return np.array([[count(trial) for trial in pair] for pair in pairs])
-
-
-def _speedup(seconds: Array, tokens: Array) -> float:
-    plain, drafted = seconds.sum(axis=0) / tokens.sum(axis=0)
-    return float(plain / drafted)
-
-
 def unstable_cells(rows: Sequence[ResultRow]) -> Iterator[Unstable]:
-    """The measured cells whose speedup is far above their tokens per round, or above K + 1.
-
-    A round takes at least as long as a plain token, so its tokens are the most that it gains.
-    """
+    """The measured cells whose speedup is far above their tokens per round, or above K + 1."""
     for row in rows:
         most = min(row.k + 1, NOISE * (row.tokens_per_round or np.inf))
         if row.source == "measured" and row.k and (row.speedup or 0.0) > most:

@@ -9,7 +9,7 @@ from harness.records import Decision
 from harness.reporting import serving_commands
 from harness.reporting.pages import brief_tables, page_of, tables_of, title_of
 from harness.reporting.sentences import caveat_list, explanation, plan, run, verdict
-from harness.reporting.tables import answers
+from harness.reporting.tables import answers, leaderboard
 from harness.reporting.tables.specification import Table
 from harness.serving.engines import spec_of
 from harness.summary import Summary
@@ -72,7 +72,7 @@ def content_of(summary: Summary) -> Content:
         answer=_answer_code(summary),
         grid=answered if decides else None,
         brief=(page.grid(summary), *brief) if page.grid is not None and decides else brief,
-        ranked=answers.drafts_table in page.brief and bool(brief),
+        ranked=leaderboard.brief_table in page.brief and bool(brief),
         main=tables_of(summary, main=True),
         next_step=page.next_step(summary),
         page=str(Path(summary.run.folder) / "report.html"),

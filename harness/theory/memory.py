@@ -7,7 +7,6 @@ costs context or concurrency (`memory_view`).
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.records import UserError
@@ -73,14 +72,9 @@ def usable_bytes(memory_gb: float) -> float:
 
 
 def memory_view(
-    target: ModelBytes,
-    drafts: Mapping[str, ModelBytes],
-    memory_bytes: float,
-    *,
-    context_tokens: int,
-    device: str | None = None,
-) -> tuple[DraftMemory, ...]:
-    """The memory of each draft, and the context and sequences lost compared with no draft.
+    name: str, draft: ModelBytes, target: ModelBytes, memory_bytes: float, *, context_tokens: int
+) -> DraftMemory:
+    """The memory of a draft, and the context and sequences lost compared with no draft.
 
     USABLE_SHARE of `memory_bytes` may be filled. `context_tokens` are those of each concurrent
     sequence, prompt and answer.
@@ -90,21 +84,10 @@ def memory_view(
     if context_tokens < 1:
         raise UserError(f"context_tokens={context_tokens}: must be 1 or more")
     room = memory_bytes * USABLE_SHARE
-    alone = MemoryFit(room, (target,), context_tokens)
-    fits = {
-        name: MemoryFit(room, (target, draft), context_tokens) for name, draft in drafts.items()
-    }
-    return tuple(
-        DraftMemory(
-            draft=name,
-            device=device,
-            weights_bytes=drafts[name].weights,
-            kv_bytes_per_token=drafts[name].kv_per_token,
-            fits=fit.weights_bytes <= room,
-            context_tokens=fit.most_tokens,
-            context_tokens_lost=alone.most_tokens - fit.most_tokens,
-            sequences=fit.most_sequences,
-            sequences_lost=alone.most_sequences - fit.most_sequences,
-        )
-        for name, fit in fits.items()
+    alone, both = (MemoryFit(room, each, context_tokens) for each in ((target,), (target, draft)))
+    return DraftMemory(
+        draft=name,
+        weights_bytes=draft.weights,
+        context_tokens_lost=alone.most_tokens - both.most_tokens,
+        sequences_lost=alone.most_sequences - both.most_sequences,
     )

@@ -62,13 +62,13 @@ def of_setup(
     if setup.priced_by is None:
         yield from timing.latency_from.of(setup, None, {})
     auto = speed and setup.conf("device").get("name") == "auto"
-    own_times, card = timing.timed_here(setup), card_of(setup)
+    card = card_of(setup)
     yield from models.other_card.of(
-        card.name if own_times and card and not ran_on(setup, card) else None,
+        card.name if card and not ran_on(setup, card) else None,
         machine.device_name,
         machine.unused_card if auto else None,
     )
-    if own_times:
+    if not setup.typed_latency and setup.latency_from is None:  # timed here
         yield from models.engine_fallback.of(setup)
         yield from timing.busy_machine.of(setup)
         yield from timing.throttled_card.of(setup)

@@ -1,4 +1,4 @@
-"""Caveats on times: other work, heat, outliers, whose rounds price a run, and predictions."""
+"""Caveats on times: other work, heat, whose rounds price a run, and predictions."""
 
 import math
 from collections import Counter
@@ -11,12 +11,11 @@ from harness.analysis.caveats.record import Quoted, caveat
 from harness.analysis.prediction_error import PredictionError
 from harness.analysis.round_costs import Latency
 from harness.analysis.setup import Setup
-from harness.records import BUSY, CardReadings, ServingEngine, ThrottleReason
+from harness.records import BUSY, CardReadings, ThrottleReason
 from harness.serving.engines import OWN, spec_of
 from harness.storage.manifest import EngineCosts
 from harness.summary import (
     Basis,
-    OutlierCell,
     RoundSummary,
     StepBound,
     Values,
@@ -33,11 +32,6 @@ THROTTLE_REASONS: tuple[ThrottleReason, ...] = get_args(ThrottleReason)
 UNLIKE = 1.5
 
 
-def timed_here(setup: Setup) -> bool:
-    """Whether step times are this run's own, neither typed in nor another run's."""
-    return not setup.typed_latency and setup.latency_from is None
-
-
 # ---- other work, and heat ------------------------------------------------------------------------
 
 
@@ -46,14 +40,12 @@ def _say_busy_machine(values: Quoted) -> str:
         others = fmt.number_of(values["processes"], "other process", "other processes")
         return f"{others} used the card while this run was timed: time it on a card of its own"
     busy = f"other work kept {values['load']:.1f} of {values['processors']} processors busy"
-    clock, tells = values.get("clock"), values.get("processor_time", True)
-    if clock == "cpu":
-        waiting = "" if tells else ", and threads that wait for each other count (threads=1)"
+    if values.get("clock") == "cpu":
         return (
             f"{busy}; processor time (clock=cpu) leaves waiting out, but shared caches still slow"
-            f" what is timed{waiting}"
+            " what is timed"
         )
-    again = ", or with clock=cpu" if clock == "engine" and tells else ""
+    again = ", or with clock=cpu, on one thread" if values.get("clock") == "engine" else ""
     return f"{busy}: time it on a quiet machine{again}"
 
 
@@ -62,8 +54,7 @@ def busy_machine(setup: Setup) -> Iterator[Values]:
     """Other work on the processors, and of other processes on the card, while times were taken.
 
     load: processors that it kept busy, on average, of so many. clock: "wall"; "engine" of servers
-    that the run started and that tell their own times; "cpu" of processor time. processor_time:
-    whether it says what such servers take even so.
+    that the run started and that tell their own times; "cpu" of processor time.
     """
     if setup.command == "snapshot":  # whose question is no timing
         return
@@ -74,39 +65,17 @@ def busy_machine(setup: Setup) -> Iterator[Values]:
             values["clock"] = "cpu"
         elif engine is not None and engine.name != OWN.name and engine.started:
             values["clock"] = "engine" if engine.clock == "engine" else "cpu"
-            values["processor_time"] = _processor_time_tells(setup, engine)
         yield values
     if processes := setup.run.manifest.other_gpu_processes:
         yield {"processes": processes}
 
 
-def _processor_time_tells(setup: Setup, engine: ServingEngine) -> bool:
-    """Whether the servers' processor time says what they take on a busy machine.
-
-    Threads that wait for each other run on meanwhile; and of servers that tell no times of their
-    own a long prefill is not told from decoding (`harness.engines.cpu_clock`).
-    """
-    untimed = any(trial.one_token_s is not None for trial in setup.run.trials)
-    return setup.run.manifest.server_threads == 1 and (engine.clock == "cpu" or not untimed)
-
-
 def _say_throttled_card(values: Quoted) -> str:
-    clock, limit, heat = (values[name] for name in ("sm_mhz", "power_limit_w", "temperature_c"))
-    default, device = values["default_power_limit_w"], values["device"]
-    slowed_by, remedy = _THROTTLED[str(values["reason"])]
-    highest = "" if values["max_sm_mhz"] is None else f" of {values['max_sm_mhz']:.0f}"
-    parts = [
-        "" if clock is None else f"its SM clock was {clock:.0f} MHz{highest}",
-        "" if heat is None else f"up to {heat:.0f} degrees C",
-        "" if limit is None else f"power limit {limit:.0f} W",
-        "" if default is None or limit == default else f"{default:.0f} W by default",
-    ]
-    facts = ", ".join(filter(None, parts))
+    device, (slowed_by, remedy) = values["device"], _THROTTLED[values["reason"]]
     return (
         f"the card{'' if device is None else f' {device}'} was slowed by {slowed_by} in"
-        f" {values['throttled']} of"
-        f" {values['samples']} readings while it was measured{f' ({facts})' if facts else ''}: its"
-        f" times are those of a throttled card; {remedy}, and time again"
+        f" {values['throttled']} of {values['samples']} readings while it was measured: its times"
+        f" are those of a throttled card; {remedy}, and time again (manifest.json has its readings)"
     )
 
 
@@ -115,28 +84,20 @@ def throttled_card(setup: Setup) -> Iterator[Values]:
     """What lowered the card's clocks while it was measured: heat, a brake, or its power limit.
 
     Of several reasons the one of most samples is named; `hw_slowdown` is set along with those that
-    say more. throttled, samples: readings with it, and in all; sm_mhz: the median (of a power cap
-    while it held); device: the card. None where the card tells none.
+    say more. throttled, samples: readings with it, and in all; device: the card that had most.
     """
     entries = setup.run.manifest.card_readings
     counted = [(entry, _throttled(entry)) for entry in entries]
     samples = sum((by_reason for _, by_reason in counted), Counter[ThrottleReason]())
-    if not samples:
-        return
-    reason = max(THROTTLE_REASONS, key=lambda one: samples[one])
-    worst, _ = max(counted, key=lambda each: each[1][reason])
-    median = None if worst.sm_mhz is None else worst.sm_mhz.median
-    yield {
-        "reason": reason,
-        "throttled": samples[reason],
-        "samples": sum(entry.busy or entry.samples for entry in entries),
-        "sm_mhz": worst.capped_sm_mhz if reason == "power_cap" else median,
-        "max_sm_mhz": worst.max_sm_mhz,
-        "temperature_c": None if worst.temperature_c is None else worst.temperature_c.highest,
-        "power_limit_w": worst.power_limit_w,
-        "default_power_limit_w": worst.default_power_limit_w,
-        "device": worst.device,
-    }
+    if samples:
+        reason = max(THROTTLE_REASONS, key=lambda one: samples[one])
+        worst, _ = max(counted, key=lambda each: each[1][reason])
+        yield {
+            "reason": reason,
+            "throttled": samples[reason],
+            "samples": sum(entry.busy or entry.samples for entry in entries),
+            "device": worst.device,
+        }
 
 
 def _throttled(entry: CardReadings) -> Counter[ThrottleReason]:
@@ -214,21 +175,6 @@ def plain_tokens_unlike(latencies: Mapping[float, Mapping[str, Latency]]) -> Ite
             found[max(known_s) / min(known_s)] = values
     if found:
         yield found[max(found)]
-
-
-@caveat(
-    "caution",
-    lambda values: (
-        f"in {fmt.number_of(values['cells'], 'cell', 'cells')} a few generations decide the"
-        " speedup ({prompt_set}, temperature {temperature:g}, K={k}: {speedup:.2f}x,"
-        " {trimmed_speedup:.2f}x without them); repetitions= or a quieter machine settles it"
-    ).format(**values),
-)
-def outlier_generations(outliers: Sequence[OutlierCell]) -> Iterator[Values]:
-    """How many cells a few generations decide, and the one that differs most."""
-    if outliers:
-        worst = max(outliers, key=lambda cell: abs(math.log(cell.speedup / cell.trimmed_speedup)))
-        yield {"cells": len(outliers), **asdict(worst)}
 
 
 @caveat(

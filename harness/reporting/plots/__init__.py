@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.reporting.pages import page_of
-from harness.reporting.plots import acceptance, latency, load, speedup, style
+from harness.reporting.plots import latency, load, speedup, style
 from harness.storage import files
 from harness.summary import Summary
 
@@ -18,10 +18,7 @@ Maker = Callable[[Summary, int], style.Plot | None]
 MAKERS: Mapping[str, Maker] = {
     "speedup_vs_k.svg": speedup.draw_by_k,
     "leaderboard.svg": speedup.draw_leaderboard,
-    "acceptance_by_category.svg": acceptance.draw_by_category,
-    "acceptance_by_position.svg": acceptance.draw_by_position,
     "load.svg": load.draw_load,
-    "ceilings.svg": speedup.draw_ceilings,
     "waterfall.svg": latency.draw_waterfall,
     "verify_curves.svg": latency.draw_verify_curves,
     "latency_by_rate.svg": load.draw_plan,
@@ -31,6 +28,7 @@ MAKERS: Mapping[str, Maker] = {
 LEFT = (
     *("breakeven_vs_measured.svg", "acceptance_vs_temperature.svg", "verify_cost.svg"),
     "speedup_by_engine.svg",
+    *("acceptance_by_category.svg", "acceptance_by_position.svg", "ceilings.svg"),
 )
 NAMES = (*MAKERS, *LEFT)
 

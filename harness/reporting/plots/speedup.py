@@ -1,6 +1,6 @@
-"""Plots of speedups: by K, of each draft at its best K, of compared runs, and break-even alphas."""
+"""Plots of speedups: by K, of each draft at its best K, and of compared runs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -22,11 +22,6 @@ BY_REPLAY = "predicted by replay, not run"
 GAIN_UNDER = (
     "points: measured{intervals}; lines: predicted, tokens per round by replay x R(0) / R(K)"
 )
-FEW_UNDER = (
-    "; hollow: measured on few prompts of the set (until=decided), so it compares neither with the"
-    " line, which is of all, nor with filled points"
-)
-FEW_LABEL = "few prompts"
 REPLAYED_UNDER = "predicted: tokens per round by replay x R(0) / R(K){engines}"
 DRAFT_TOKENS = "K (draft tokens per round)"
 
@@ -58,7 +53,6 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
     names = drafts if several else list(dict.fromkeys(map(series_of, points)))
     by_panel = grouped(points, panel_of)
     lines_of = grouped(lines, lambda row: (panel_of(row), series_of(row)))
-    few = summary.on_few_prompts
     figure, axes = style.panels(len(by_panel), across, y="speedup")
     known = [v for r in points + lines for v in (r.speedup, r.speedup_hi) if v is not None]
     axes[0].set_ylim(0.0, 1.08 * max(1.25, *known))
@@ -70,7 +64,9 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
         for name, series in grouped(rows, series_of).items():
             index = names.index(name)
             _prediction_line(panel, lines_of.get((at, name), ()), style.look(index)["color"])
-            _measured_points(panel, series, few, (index, len(names)), label=name)
+            at_ks = style.dodge([row.k for row in series], index, len(names))
+            values, look = [fmt.bounded(row) for row in series], style.look(index)
+            style.points(panel, at_ks, values, label=name, linestyle="none", **look)
         prompts = f", {at[1]} prompts" if several else ""
         panel.set_title(f"temperature {fmt.temperature(at[0])}{prompts}")
     rule = points[0].rule
@@ -83,7 +79,6 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
             intervals=" with their intervals" if bars else "",
             lines=", the prediction as a line" if lines else "",
         )
-    under += FEW_UNDER if any(row in few for row in points) else ""
     caption = GAIN_CAPTION.format(points=shown)
     return style.plot("speedup_vs_k.svg", caption, figure, under)
 
@@ -97,66 +92,10 @@ def _predicted(summary: Summary) -> list[ResultRow]:
     ]
 
 
-def _measured_points(
-    axes: Axes,
-    rows: Sequence[ResultRow],
-    few: Collection[ResultRow],
-    place: tuple[int, int],
-    label: str,
-) -> None:
-    """Draw the points of a series with their intervals; points on few prompts are hollow.
-
-    `place` is the index of the series and the number of series.
-    """
-    look = style.look(place[0])
-    # Filled ones first, for the legend
-    for hollow, those in sorted(grouped(rows, lambda row: row in few).items()):
-        at = style.dodge([row.k for row in those], *place)
-        fill = {"markerfacecolor": "white"} if hollow else {}
-        values = [fmt.bounded(row) for row in those]
-        style.points(axes, at, values, label=label, linestyle="none", **look, **fill)
-        if hollow:  # one entry in the legend for all series
-            key: dict[str, Any] = {"color": style.GREY, "marker": "o", "markerfacecolor": "white"}
-            axes.plot([], [], label=FEW_LABEL, linestyle="none", **key)
-
-
 def _prediction_line(axes: Axes, rows: Sequence[ResultRow], colour: str) -> None:
     ordered = sorted(rows, key=lambda row: row.k)
     speedups = [row.speedup or 0.0 for row in ordered]
     axes.plot([row.k for row in ordered], speedups, color=colour, alpha=0.65)
-
-
-CEILING_CAPTION = (
-    "The alpha that each K needs to break even, and the speedup if every draft token were accepted"
-)
-CEILING_UNDER = (
-    "left: alpha below the bar loses (none: even alpha = 1 loses); right: the most a K can give"
-)
-
-
-def draw_ceilings(summary: Summary, across: int) -> style.Plot | None:
-    """The break-even alpha and the ideal speedup of each K; None where no times are known."""
-    ceilings = sorted(summary.ceilings, key=lambda ceiling: ceiling.k)
-    if not ceilings:
-        return None
-    figure, (needed, ideal) = style.panels(2, across, share_y=False)
-    places, ks = range(len(ceilings)), [str(ceiling.k) for ceiling in ceilings]
-    alphas = [ceiling.breakeven_alpha for ceiling in ceilings]
-    needed.bar(places, [1.0 if a is None else a for a in alphas], color=style.COLOURS[0], alpha=0.8)
-    ideal.bar(places, [c.ideal_speedup for c in ceilings], color=style.COLOURS[2], alpha=0.8)
-    for place, ceiling, root in zip(places, ceilings, alphas, strict=True):
-        text = fmt.NO_ROOT if root is None else fmt.decimal(root)
-        style.note_at(needed, text, (place, 1.0 if root is None else root), xytext=(0, 3))
-        gain = fmt.decimal(ceiling.ideal_speedup, 1)
-        style.note_at(ideal, gain, (place, ceiling.ideal_speedup), xytext=(0, 3))
-    needed.set_ylim(0.0, 1.12)
-    ideal.set_ylim(0.0, 1.12 * max(1.0, *(ceiling.ideal_speedup for ceiling in ceilings)))
-    ideal.axhline(1.0, color=style.INK, linewidth=1.2, linestyle=style.DASHED)
-    for panel, title in ((needed, "alpha needed"), (ideal, "speedup at alpha = 1")):
-        panel.set_xticks(places, ks)
-        panel.set_xlabel(DRAFT_TOKENS)
-        panel.set_title(title)
-    return style.plot("ceilings.svg", CEILING_CAPTION, figure, CEILING_UNDER)
 
 
 BOARD_CAPTION = (

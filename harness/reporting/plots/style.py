@@ -140,12 +140,6 @@ def ticks(axes: Axes, values: Sequence[float], label: str, *, log: bool = False)
     axes.set_xlabel(label)
 
 
-def percent_axis(axes: Axes) -> None:
-    """Make the y axis one of shares from 0 to 1, in percent."""
-    axes.set_ylim(0.0, 1.04)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-
-
 def points(axes: Axes, x: Sequence[float], values: Sequence[Bounded], **kwargs: Any) -> None:
     """Draw (value, low, high) with error bars; no bar where there is no interval."""
     value, low, high = np.array(values, dtype=float).reshape(-1, 3).T

@@ -2,7 +2,7 @@
 
     run          banner, status, engine and failures of a run
     verdict      the decision and its reason, the next step, the outcome of a snapshot
-    explanation  the factors behind the verdict, and what would change it; rules of thumb
+    explanation  what prevents a gain, and what would change it; rules of thumb
     caveats      caveats, cautions first
     served       a server run: load, reasons, prediction errors, losslessness, memory
     running      a running server's counters: tokens per round, and which K pays

@@ -1,4 +1,4 @@
-"""The grid of answers, tokens per round on other engines, and an audition's ranking."""
+"""The grid of answers, and tokens per round on other engines."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -6,20 +6,12 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from harness import formatting as fmt
-from harness.records import RULES, first, where
+from harness.records import first
 from harness.reporting import grid
-from harness.reporting.tables.leaderboard import (
-    DROPPED,
-    as_decided,
-    breakeven,
-    dropped_notes,
-    marks_of,
-    name_of,
-)
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.serving.drafts import kind_of
 from harness.serving.engines import drafts_alike, spec_of
-from harness.summary import LeaderboardRow, RoundTokens, Summary
+from harness.summary import RoundTokens, Summary
 
 MOST_ROWS = 9  # rows of the grid on the console
 
@@ -192,41 +184,3 @@ def emits_table(summary: Summary) -> Table:
 
 def _emits(emitted: RoundTokens | None) -> fmt.Bounded | None:
     return emitted and fmt.bounded(emitted, "tokens_per_round")
-
-
-# A header of one line, so that more drafts fit the console
-DRAFTS: tuple[Column[LeaderboardRow], ...] = (
-    Column("K", lambda row: row.k, fmt.count),
-    Column("speedup [lo, hi]", fmt.bounded, fmt.speedup),
-    Column("tokens/round", lambda row: row.tokens_per_round, fmt.decimal),
-    Column("alpha / needed", lambda row: _alpha_needed(row)),
-    DROPPED,
-)
-
-
-def drafts_table(summary: Summary) -> Table:
-    """An audition's ranking at the headline's temperature: each draft at its fastest K."""
-    shown = grid.marked(summary)
-    if shown is None:
-        return table("", DRAFTS, ())
-    rule, temperature = summary.run.sampling.rule, shown.row.temperature
-    boards = where(summary.leaderboards, rule=rule, temperature=temperature)
-    rows = [row for board in boards for row in board.rows]
-    own = grid.own_answer(summary, temperature)
-    place = "" if own is None else f" {grid.at_place(own)}"
-    at = f"temperature {fmt.temperature(temperature)}"
-    marks = marks_of(summary, rows, temperature, RULES)
-    name = Column[LeaderboardRow]("draft", lambda row: name_of(row, marks), key=True, flexible=True)
-    title = f"Every draft at its fastest K, predicted{place} ({at})"
-    if own is not None and own.speedup not in [row.speedup for row in rows]:
-        known = f"predicted, T={fmt.temperature(temperature)}"  # in one line of the console
-        title = f"Every draft's fastest K on these prompts,{place} ({known})"
-    notes = (as_decided(summary, rows, temperature), *dropped_notes(rows))
-    return table(title, (name, *DRAFTS), rows, notes=notes)
-
-
-def _alpha_needed(row: LeaderboardRow) -> str | None:
-    needed = breakeven(row)
-    if row.alpha is None or needed is None:
-        return None
-    return f"{row.alpha:.2f} / {needed if isinstance(needed, str) else fmt.decimal(needed)}"

@@ -5,23 +5,20 @@ Rules with the same rows share a leaderboard; at temperature 0 all rules do.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from harness import formatting as fmt
-from harness.records import Failure, Rule, first, grouped, where
+from harness.records import Rule, first, grouped
 from harness.reporting import grid
-from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, Value, table
 from harness.serving.drafts import DRAFTS, looks_up
-from harness.serving.engines import spec_of, with_lines
+from harness.serving.engines import spec_of
 from harness.summary import (
     Answer,
     DraftMemory,
     LeaderboardRow,
     StepSummary,
     Summary,
-    Unstable,
 )
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
@@ -73,7 +70,6 @@ class DraftCosts(NamedTuple):
     draft: str
     step: StepSummary | None
     memory: DraftMemory | None
-    weights_bytes: float | None
 
 
 def breakeven(row: LeaderboardRow) -> Value:
@@ -100,9 +96,16 @@ RANKS: tuple[Column[LeaderboardRow], ...] = (
     Column("best\nK", lambda row: row.k, fmt.count),
     Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column("chance\nto be best", lambda row: row.probability_best, fmt.chance),
-    Column("cost per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
     Column("alpha\n[lo, hi]", lambda row: fmt.bounded(row, "alpha"), fmt.alpha),
     Column("break-even\nalpha", breakeven, fmt.alpha),
+    DROPPED,
+)
+# A header of one line, so that more drafts fit the console
+BRIEF: tuple[Column[LeaderboardRow], ...] = (
+    Column("K", lambda row: row.k, fmt.count),
+    Column("speedup [lo, hi]", fmt.bounded, fmt.speedup),
+    Column("tokens/round", lambda row: row.tokens_per_round, fmt.decimal),
+    Column("alpha / needed", lambda row: _alpha_needed(row)),
     DROPPED,
 )
 SETS: tuple[Column[Answer], ...] = (
@@ -118,13 +121,9 @@ COSTS: tuple[Column[DraftCosts], ...] = (
     Column("draft\nstep ms", lambda row: row.step and row.step.draft_step_s, fmt.in_ms),
     Column("target\nstep ms", lambda row: row.step and row.step.target_step_s, fmt.in_ms),
     Column("c", lambda row: row.step and row.step.c, lambda c: fmt.decimal(c, 3)),
-    Column("extra\nmemory", lambda row: row.weights_bytes, fmt.memory),
+    Column("extra\nmemory", lambda row: row.memory and row.memory.weights_bytes, fmt.memory),
     Column("context\ntokens lost", lambda r: r.memory and r.memory.context_tokens_lost, fmt.count),
     Column("sequences\nlost", lambda r: r.memory and r.memory.sequences_lost, fmt.count),
-)
-INELIGIBLE: tuple[Column[Failure], ...] = (
-    Column("draft", lambda failure: failure.where, key=True),
-    Column("why", lambda failure: failure.error, flexible=True),
 )
 
 SPEEDUP_NOTE = (
@@ -206,7 +205,6 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             f" {', '.join(board.engines)}: {board.acceptance}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
-            _missing_on_engines(summary, board),
             as_decided(summary, board.rows, board.temperature) if board.own else "",
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
             *dropped_notes(board.rows),
@@ -221,6 +219,29 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
     return made
 
 
+def brief_table(summary: Summary) -> Table:
+    """An audition's ranking at the headline's temperature, each draft at its fastest K."""
+    shown = grid.marked(summary)
+    at = None if shown is None else shown.row.temperature
+    board = first(boards(summary), temperature=at, own=True)
+    if board is None:
+        return table("", BRIEF, ())
+    name = Column[LeaderboardRow](
+        "draft", lambda row: name_of(row, board.marks), key=True, flexible=True
+    )
+    temperature = fmt.temperature(board.temperature)
+    title = f"Every draft at its fastest K, predicted {board.place} (temperature {temperature})"
+    notes = (as_decided(summary, board.rows, board.temperature), *dropped_notes(board.rows))
+    return table(title, (name, *BRIEF), board.rows, notes=notes)
+
+
+def _alpha_needed(row: LeaderboardRow) -> str | None:
+    needed = breakeven(row)
+    if row.alpha is None or needed is None:
+        return None
+    return f"{row.alpha:.2f} / {needed if isinstance(needed, str) else fmt.decimal(needed)}"
+
+
 def dropped_notes(rows: Iterable[LeaderboardRow]) -> Iterator[str]:
     """A note on each draft that was dropped (early elimination)."""
     for row in rows:
@@ -230,18 +251,6 @@ def dropped_notes(rows: Iterable[LeaderboardRow]) -> Iterator[str]:
                 f"{row.draft}: dropped after {row.dropped.prompts} of {row.dropped.of} prompts,"
                 f" significantly slower than {names}; its numbers are of these prompts."
             )
-
-
-def _missing_on_engines(summary: Summary, board: Board) -> str:
-    """A note on drafts that some of a ranking's engines have and others do not."""
-    lacking: list[str] = []
-    named = {name for name, spec in with_lines().items() if spec.rule in board.rules}
-    for draft in (row.draft for row in board.rows if row.draft is not None):
-        have = grid.engines_with(summary, draft, board.temperature, board.rules)
-        without = [name for name in with_lines() if have and name in named - {*have}]
-        if without:
-            lacking.append(f"{draft} is not for {grid.names_of(without)}")
-    return f"Not every engine has every draft: {'; '.join(lacking)}." if lacking else ""
 
 
 def as_decided(summary: Summary, rows: Iterable[LeaderboardRow], temperature: float) -> str:
@@ -275,40 +284,18 @@ def costs_table(summary: Summary) -> Table:
     """The step times and the memory of each draft."""
     steps = {step.draft: step for step in summary.steps}
     memory = {entry.draft: entry for entry in summary.memory}
-    weights = {
-        row.draft: row.draft_memory_bytes
-        for board in summary.leaderboards
-        for row in board.rows
-        if row.draft is not None
-    }
-    weights |= {draft: entry.weights_bytes for draft, entry in memory.items()}
     rows = [
-        DraftCosts(draft or "draft", steps.get(draft), memory.get(draft), weights.get(draft))
-        for draft in dict.fromkeys([*weights, *steps])
+        DraftCosts(draft or "draft", steps.get(draft), memory.get(draft))
+        for draft in dict.fromkeys([*summary.drafts, *memory, *steps])
+        if draft in steps or draft in memory
     ]
     notes = (
         STEP_NOTE,
-        MEMORY_NOTE if memory else "",
+        MEMORY_NOTE if any(e.context_tokens_lost is not None for e in memory.values()) else "",
         _token_prices(summary),
-        stability.note(summary, "step"),
     )
     title = "What each draft takes" if len(rows) > 1 else "What the draft takes"
-    unstable: Column[DraftCosts] = stability.column(lambda row: _unstable_step(summary, row.step))
-    return table(title, (*COSTS, unstable), rows, notes=notes)
-
-
-def _unstable_step(summary: Summary, step: StepSummary | None) -> Unstable | None:
-    """The unstable timing of a draft's step, or of the target's step next to it; or None."""
-    if step is None:
-        return None
-    steps = where(summary.unstable, kind="step", context_tokens=step.context_tokens, batch=1)
-    return first(entry for entry in steps if entry.draft in (None, step.draft))
-
-
-def ineligible_table(summary: Summary) -> Table:
-    """The drafts that were asked for and have no rank: not for this target, or failed."""
-    broken = [replace(f, where=f.draft) for f in summary.failures if f.draft is not None]
-    return table("Not ranked", INELIGIBLE, (*summary.ineligible, *broken))
+    return table(title, COSTS, rows, notes=notes)
 
 
 def _token_prices(summary: Summary) -> str:

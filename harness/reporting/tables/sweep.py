@@ -16,7 +16,6 @@ from harness.serving.drafts import looks_up
 from harness.summary import (
     AdaptiveDrafting,
     DistributionTest,
-    OutlierCell,
     ReplayCheck,
     Summary,
     TextCheck,
@@ -30,7 +29,6 @@ class SweepCell(NamedTuple):
     row: ResultRow
     predicted: ResultRow | None
     unstable: Unstable | None
-    outlier: OutlierCell | None
     replay: ReplayCheck | None  # its tokens per round, measured and by replay
     of: int  # prompts of the set that the run decoded
 
@@ -86,15 +84,9 @@ CELLS: tuple[Column[SweepCell], ...] = (
     Column("tokens/\nround", lambda c: c.row.tokens_per_round if c.row.k else None, fmt.decimal),
     Column("replay\ngap", lambda c: c.replay and c.replay.gap_in_standard_errors, fmt.deviations),
     Column("speedup\n[lo, hi]", lambda cell: cell.speedup, fmt.speedup),
-    Column("trimmed\nspeedup", lambda c: c.outlier and c.outlier.trimmed_speedup, fmt.speedup),
     Column("predicted\nspeedup", lambda cell: cell.predicted_speedup, fmt.speedup),
     Column("prediction\nerror", lambda cell: cell.error, fmt.signed_percent),
     stability.column(lambda cell: cell.unstable),
-)
-EXPECTED: Column[SweepCell] = Column(
-    "tokens/round\nexpected",
-    lambda cell: cell.predicted.tokens_per_round if cell.predicted and cell.row.k else None,
-    fmt.decimal,
 )
 
 PROMPTS_NOTE = (
@@ -118,12 +110,7 @@ REPLAYED_NOTE = (
     "Predicted: tokens per round from completions of the target that the draft scored, x R(0) /"
     " R(K). Nothing was generated with speculation."
 )
-OUTLIER_NOTE = (
-    "trimmed speedup: without the slowest and fastest tenth of the generations, where a few of them"
-    " decide the speedup."
-)
 NO_ROOT_NOTE = "break-even alpha none: even alpha = 1 loses at that K."
-EXPECTED_NOTE = "tokens/round expected: computed from the acceptance that was set, not measured."
 
 
 def cells_table(summary: Summary) -> Table:
@@ -134,7 +121,6 @@ def cells_table(summary: Summary) -> Table:
     for row in summary.alone:
         cell = row.temperature, row.prompt_set
         sizes[cell] = max(sizes.get(cell, 0), row.prompts or 0)
-    outliers = {(cell.prompt_set, cell.temperature, cell.k): cell for cell in summary.outlier_cells}
     checks = {(each.prompt_set, each.temperature, each.k): each for each in summary.replay_checks}
     groups = grouped(rows, lambda row: (row.temperature or 0.0, row.prompt_set or "all"))
     cells = [
@@ -142,7 +128,6 @@ def cells_table(summary: Summary) -> Table:
             row,
             None if row.source != "measured" else predicted.get(_cell_key(row)),
             stability.of_cell(summary, row),
-            outliers.get((row.prompt_set or "", row.temperature or 0.0, row.k)),
             checks.get((row.prompt_set or "", row.temperature or 0.0, row.k)),
             sizes[row.temperature, row.prompt_set],
         )
@@ -153,7 +138,7 @@ def cells_table(summary: Summary) -> Table:
     title = f"Cells {grid.timed_place(summary)}{grid.timed_by(served)}"
     return table(
         f"{title} (predicted)" if run.replay_only else title,
-        (*CELLS, EXPECTED) if run.synthetic else CELLS,
+        CELLS,
         cells,
         notes=(
             *(_incomplete(cell.row) for cell in cells if cell.row.status != "complete"),
@@ -164,9 +149,7 @@ def cells_table(summary: Summary) -> Table:
             CPU_NOTE if served and served.clock == "cpu" else "",
             PROMPTS_NOTE if any(cell.prompts for cell in cells) else "",
             _greedy_texts(summary),
-            OUTLIER_NOTE if outliers else "",
             stability.note(summary, "cell"),
-            EXPECTED_NOTE if run.synthetic else "",
             REPLAYED_NOTE if run.replay_only else "",
         ),
     )
