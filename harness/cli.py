@@ -68,6 +68,7 @@ HELP = {"--help", "-h"}
 MOST_CHARACTERS = 300
 # Keys that there were, and names of a group as `draft=NAME`: what does their work now
 REMOVED = {
+    "alpha": "python -m harness.breakeven latency_from=RUN tabulates alpha=",
     "confidences_from": "a plan is for no draft, one K, and K by load, which read no confidences",
     "decode.acceptance_from": "decode.acceptance= takes a run's acceptance by position",
     "draft=ngram_cache": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
@@ -82,12 +83,14 @@ REMOVED = {
     "log": "python -m harness.server url=[PLAIN,SPECULATIVE] measures what a server's rounds cost",
     "lookup": "one kind of draft is measured at a time, draft=ngram_simple say",
     "losses": "nothing takes its place; report run= says which draft and K pay",
+    "plan": "dry_run=true prices a run on a card; what is gained there is measured",
     "port": "servers listen on free ports; url= names servers that run",
     "prompts.answer_tokens": "answers to earlier turns have new_tokens= at most",
     "prompts.reasoning_end": "nothing takes its place; answers of a server are not checked",
     "prompts.sample_seed": "a log has one sample of each size, prompts.sample=",
     "prompts.schema": "nothing takes its place; answers of a server are not checked",
     "prompts.tools": "write each prompt's tools into its entry, as docs/prompts.md has it",
+    "show": "trials.jsonl has the texts; the checks name the first token that differs",
     "together": "arrivals=FILE takes the bursts of a log",
     "training_log": "nothing takes its place; audition the head, which measures what is accepted",
     "watch": "the counters of a server are scraped twice; call report metrics= again later",

@@ -539,22 +539,6 @@ class SkippedCell:
     reason: str
 
 
-# The part of a round that is verify and accept, where both are one recorded CUDA graph
-VERIFY_AND_ACCEPT = "verify + accept"
-
-
-@dataclass(frozen=True)
-class PartTiming:
-    """Raw samples of a part of a round, or of a whole round of the real loop: rows of parts.csv."""
-
-    k: int  # num_draft_tokens; 0 for plain decoding
-    # draft, verify, accept, "verify + accept" (recorded as one graph), host, rewind; or round, a
-    # whole round of the loop; or, at k = 0, step: a bare target forward
-    part: str
-    samples_s: tuple[float, ...]  # one duration per round, seconds
-    tokens: tuple[int, ...] = ()  # tokens emitted by each round, where part is round; else empty
-
-
 @dataclass(frozen=True, kw_only=True)
 class ResultRow:
     """One row of results.csv, in the contract's column order. None is written as an empty field.
@@ -781,7 +765,6 @@ class Failure:
 Measurement = Literal[
     "plain_tokens",
     "rounds",
-    "round_parts",
     "draft_scores",
     "returned_texts",
     "distribution_test",

@@ -674,46 +674,6 @@ class StepBound:
 
 
 @dataclass(frozen=True)
-class RoundPart:
-    """The seconds of one part of a round (draft, verify, accept, host, rewind)."""
-
-    name: str
-    seconds: float
-
-
-@dataclass(frozen=True)
-class WaterfallStep:
-    """One step from the speedup K + 1 (a round costs a plain token) to that of timed rounds."""
-
-    cause: str  # a code: free (K + 1), draft, verify, accept, rewind, host, unexplained, acceptance
-    speedup: float  # after this step
-    factor: float  # the speedup / that of the step before
-    # The value in the cause's text: draft, verify in plain tokens; tokens per round; or None
-    value: float | None = None
-
-
-@dataclass(frozen=True)
-class RoundBreakdown:
-    """The parts of a round of the real loop at one K, and the waterfall of its speedup."""
-
-    k: int
-    rounds: int  # rounds that were timed in parts
-    round_s: float  # R(K)
-    parts: tuple[RoundPart, ...]
-    unexplained_s: float  # round_s - the sum of the parts
-    tokens_per_round: float
-    step_s: float  # a bare target step
-    plain_s: float  # one token of plain decoding, R(0)
-    speedup: float
-    waterfall: tuple[WaterfallStep, ...]
-
-    @property
-    def unexplained_share(self) -> float:
-        """The unexplained share of the round."""
-        return self.unexplained_s / self.round_s
-
-
-@dataclass(frozen=True)
 class StepCurve:
     """The step times of both models, and the target's verifies, at one context and batch."""
 
@@ -1347,7 +1307,6 @@ class Summary:
     # Profile
     bandwidth: Bandwidth | None = None
     step_bounds: tuple[StepBound, ...] = ()
-    rounds: tuple[RoundBreakdown, ...] = ()
     step_curves: tuple[StepCurve, ...] = ()
     skipped_cells: tuple[SkippedCell, ...] = ()
     # Break-even

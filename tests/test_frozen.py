@@ -23,14 +23,6 @@ def test_a_summary_is_written_and_read_back_as_it_is(kind: str) -> None:
     assert from_json(to_json(analysed(kind))) == analysed(kind)
 
 
-def test_a_waterfall_leads_from_the_ideal_to_the_measured_speedup() -> None:
-    rounds = analysed("profile").rounds
-    assert [entry.k for entry in rounds] == [1, 2, 4]
-    for entry in rounds:
-        product = math.prod(step.factor for step in entry.waterfall)
-        assert entry.waterfall[0].speedup * product == pytest.approx(entry.speedup)
-
-
 def test_a_sweep_agrees_with_replay_and_with_plain_decoding() -> None:
     sweep = analysed("sweep")
     assert {check.result for check in sweep.text_checks} == {"PASS"}

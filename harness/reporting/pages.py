@@ -120,12 +120,10 @@ PAGES: Mapping[str, Page] = {
             latency.rounds_table,
             leaderboard.costs_table,
             latency.bounds_table,
-            latency.waterfall_table,
-            latency.parts_table,
             latency.curve_table,
         ),
         brief=(breakeven.ideal_table,),
-        plots=("ceilings.svg", "waterfall.svg", "verify_curves.svg"),
+        plots=("ceilings.svg", "verify_curves.svg"),
         kind="profile",
     ),
     "breakeven": Page(
