@@ -132,11 +132,6 @@ class Round(NamedTuple):
     drafted: int  # number of proposed tokens, including those cut off; 0 in plain decoding
     outcome: Outcome  # how the round ended; "step" is a plain target step without a draft
 
-    @property
-    def from_draft(self) -> tuple[bool, ...]:
-        """For each emitted token, whether the draft proposed it."""
-        return tuple(index < self.accepted for index in range(len(self.tokens)))
-
 
 @dataclass(frozen=True)
 class Prompt:
@@ -257,7 +252,6 @@ class Trial:
     # The emitted token ids; of a server all returned tokens, also those of its prefill, which
     # belong to no round and are in no other count
     tokens: tuple[int, ...] | None = None
-    from_draft: tuple[int, ...] | None = None  # for each token 1 if the draft proposed it, else 0
     turn: int = 1  # number of the turn that it answers; 1 for a prompt of one turn
     # The tokens' log-probabilities at temperature 1, as a server returned them; None where they
     # were not requested

@@ -166,7 +166,6 @@ def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Tri
         status="ok",
         new_tokens=len(tokens),
         tokens=tokens,
-        from_draft=tuple(int(flag) for entry in rounds for flag in entry.from_draft),
         stop_reason=stop_reason(tokens, request.eos, request.stop),
         peak_memory_bytes=_peak_bytes(target.device),
         **seconds,
