@@ -15,8 +15,7 @@ from harness.analysis.round_costs import ceilings, latency_of_draft, latency_tab
 from harness.analysis.setup import Setup, run_facts
 from harness.analysis.unstable import unstable_steps
 from harness.records import GREEDY, LatencyRow, ResultRow, Trial, grouped
-from harness.storage.manifest import MemoryBandwidth
-from harness.summary import Bandwidth, StepCurve, Summary
+from harness.summary import StepCurve, Summary
 from harness.theory.roofline import shortest_context, step_bounds
 
 
@@ -27,12 +26,13 @@ def analyse_profile(setup: Setup) -> Summary:
     latency = latency_table(setup)
     bounds = step_bounds(latency)
     latency_of_pair = latency_of_draft(run, setup.draft, GREEDY)
+    bandwidth = run.manifest.bandwidth
     base = Summary(
         run=run_facts(setup, measured),
         failures=failures(setup),
         results=tuple(measured),
         latency=latency,
-        bandwidth=_bandwidth(run.manifest.bandwidth),
+        bandwidth=bandwidth if bandwidth and bandwidth.gb_s else None,
         step_bounds=tuple(bounds),
         step_curves=tuple(step_curves(latency)),
         skipped_cells=run.manifest.skipped_cells or (),
@@ -60,12 +60,6 @@ def analyse_profile(setup: Setup) -> Summary:
         round_times=(latency_of_pair.round_summary(setup.draft),),
         ceilings=ceilings(rounds, ks),
     )
-
-
-def _bandwidth(measured: MemoryBandwidth | None) -> Bandwidth | None:
-    if measured is None or measured.gb_s is None or measured.source is None:
-        return None
-    return Bandwidth(measured.gb_s, measured.source, measured.target_gb_s, measured.draft_gb_s)
 
 
 def _plain_rows(trials: Sequence[Trial], model: str) -> list[ResultRow]:
