@@ -589,14 +589,6 @@ def rates_for(acceptance: Any, k: int, key: str = "decode.acceptance") -> tuple[
 
 
 @dataclass
-class PlanConf:
-    """The load of a server, for planning on cards that are not at hand."""
-
-    context_tokens: int = key(1024, "positions of each sequence, prompt and answer", least=1)
-    batch: int = key(1, "sequences side by side", least=1)
-
-
-@dataclass
 class LatencyConf:
     """Step times from elsewhere (another engine's TPOT, say), in milliseconds."""
 
@@ -762,30 +754,12 @@ class ProfileConfig(PairConfig):
     new_tokens: Any = _tokens(128, NEW_TOKENS)
     contexts: Any = _sizes("tokens before a timed step; auto: a few that fit")
     batches: Any = _sizes("sequences side by side in a timed step; auto: a few that fit")
-    alpha: list[float] = key(
-        [0.6, 0.8],
-        "acceptances of the predictions by card, in a dry run",
-        example="[0.6,0.8]",
-        least=0,
-        most=1,
-        distinct=True,
-    )
-    plan: PlanConf = field(default_factory=PlanConf)
     gpu: GpuConf | None = None
 
     @property
     def loop_keys(self) -> tuple[str, ...]:
-        """The parts of a round may be timed with synthetic acceptance."""
+        """Rounds may be timed with synthetic acceptance."""
         return ("acceptance",)
-
-    def check(self, _: str) -> None:
-        """The parts of a round are timed without a penalty."""
-        super().check(_)
-        if self.decode.repetition_penalty not in (None, 1.0):
-            raise UserError(
-                "decode.repetition_penalty: a profile times the parts of a round without one; "
-                "leave it out, and give it to a sweep"
-            )
 
 
 @dataclass
@@ -1197,14 +1171,9 @@ class SnapshotConfig(PairConfig):
         most=1_000_000,
         why="fewer test little, more take hours",
     )
-    show: str = key(
-        "none",
-        "tokens: print the texts, drafted tokens and corrections marked",
-        choices=("none", "tokens"),
-    )
 
     def check(self, _: str) -> None:
-        """Texts are shown at temperature 0 only; a dtype that is left open is float32.
+        """A dtype that is left open is float32.
 
         Rounding in 16 bits flips near ties between a verify and a step, and in 32 bits bugs are
         told from ties. A copy in another dtype, which is a draft of its own, keeps that.
@@ -1214,10 +1183,6 @@ class SnapshotConfig(PairConfig):
         if self.draft.dtype == "auto":
             self.draft = replace(self.draft, dtype="float32")
         super().check(_)
-        if self.show == "tokens" and 0 not in self.temperature:
-            raise UserError(
-                "show=tokens: texts are made at temperature 0 only; add it to temperature"
-            )
 
 
 @dataclass

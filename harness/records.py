@@ -132,11 +132,6 @@ class Round(NamedTuple):
     drafted: int  # number of proposed tokens, including those cut off; 0 in plain decoding
     outcome: Outcome  # how the round ended; "step" is a plain target step without a draft
 
-    @property
-    def from_draft(self) -> tuple[bool, ...]:
-        """For each emitted token, whether the draft proposed it."""
-        return tuple(index < self.accepted for index in range(len(self.tokens)))
-
 
 @dataclass(frozen=True)
 class Prompt:
@@ -257,7 +252,6 @@ class Trial:
     # The emitted token ids; of a server all returned tokens, also those of its prefill, which
     # belong to no round and are in no other count
     tokens: tuple[int, ...] | None = None
-    from_draft: tuple[int, ...] | None = None  # for each token 1 if the draft proposed it, else 0
     turn: int = 1  # number of the turn that it answers; 1 for a prompt of one turn
     # The tokens' log-probabilities at temperature 1, as a server returned them; None where they
     # were not requested
@@ -539,22 +533,6 @@ class SkippedCell:
     reason: str
 
 
-# The part of a round that is verify and accept, where both are one recorded CUDA graph
-VERIFY_AND_ACCEPT = "verify + accept"
-
-
-@dataclass(frozen=True)
-class PartTiming:
-    """Raw samples of a part of a round, or of a whole round of the real loop: rows of parts.csv."""
-
-    k: int  # num_draft_tokens; 0 for plain decoding
-    # draft, verify, accept, "verify + accept" (recorded as one graph), host, rewind; or round, a
-    # whole round of the loop; or, at k = 0, step: a bare target forward
-    part: str
-    samples_s: tuple[float, ...]  # one duration per round, seconds
-    tokens: tuple[int, ...] = ()  # tokens emitted by each round, where part is round; else empty
-
-
 @dataclass(frozen=True, kw_only=True)
 class ResultRow:
     """One row of results.csv, in the contract's column order. None is written as an empty field.
@@ -781,7 +759,6 @@ class Failure:
 Measurement = Literal[
     "plain_tokens",
     "rounds",
-    "round_parts",
     "draft_scores",
     "returned_texts",
     "distribution_test",

@@ -50,7 +50,6 @@ def timed_little() -> Iterator[None]:
         patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
         patch.setattr("harness.measurement.step_times.WARMUP", 1)
         patch.setattr("harness.measurement.step_times.MOST_REPEATS", 0)
-        patch.setattr("harness.measurement.round_parts.MOST_VISITS", 4)
         patch.setattr("harness.measurement.round_times.MOST_VISITS", 2)
         patch.setattr("harness.measurement.round_times.LEAST_ROUNDS", 4)
         patch.setattr("harness.measurement.round_times.MOST_TOKENS", 8)

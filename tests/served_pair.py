@@ -1,7 +1,7 @@
 """A pair that ships with the harness and requests for it, as every engine serves them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.own import OwnLoop
-from harness.engines.protocol import Engine, EngineFacts
+from harness.engines.protocol import Completion, Engine, EngineFacts, Server
 from harness.engines.vllm import Vllm
 from harness.measurement.clock import Clock
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
-from harness.measurement.server_request import ReturnedText
+from harness.measurement.server_request import decoded
+from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.models.embedded import EMBEDDED, gguf_of
 from harness.models.load import LoadedModel, load
@@ -94,10 +95,10 @@ class Served:
             dtype="float32",
         )
 
-    def replayed(self, texts: Sequence[ReturnedText], facts: EngineFacts, k: int) -> Replayed:
+    def replayed(self, texts: Sequence[GeneratedText], facts: EngineFacts, k: int) -> Replayed:
         """What an engine should have counted for what it returned."""
         traces = score_texts(
-            [text.decoded(facts) for text in texts],
+            [decoded(text, facts) for text in texts],
             self.target_model,
             self.draft_model,
             draft_name=self.draft.name,
@@ -110,10 +111,21 @@ class Served:
         return replay_texts(*as_served(traces, lengths, limits, facts.rule, k))
 
 
+@dataclass(frozen=True, eq=False)
+class Answered(GeneratedText):
+    """A returned text with all that its server said."""
+
+    completion: Completion = field(kw_only=True)
+
+
+def answered(request: Request, server: Server) -> Answered:
+    done = server.generate(request.asked)
+    return Answered(request, done.tokens, done.stop_reason, completion=done)
+
+
 def completed(
     engine: Engine, k: int, requests: Sequence[Request], sampling: SamplingParameters
-) -> tuple[list[ReturnedText], EngineFacts]:
+) -> tuple[list[Answered], EngineFacts]:
     requests = [replace(request, sampling=sampling, k=k) for request in requests]
     with engine.open(k) as server:
-        texts = [ReturnedText(request, server.generate(request.asked)) for request in requests]
-        return texts, server.facts
+        return [answered(request, server) for request in requests], server.facts

@@ -35,7 +35,7 @@ from harness.measurement.generations import Request, round_counts, run_trial
 from harness.measurement.target_texts import GeneratedText
 from harness.records import DraftConfidence, Round, Rule, TextTrace, Trial, UserError
 from harness.stats.jackknife import Array
-from harness.theory.adaptive import drafted_by_accepted, until_unlikely
+from harness.theory.replay import drafted_by_accepted, until_unlikely
 from harness.theory.speedup import RoundTimes
 
 pytestmark = pytest.mark.usefixtures("few_samples")

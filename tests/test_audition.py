@@ -26,7 +26,6 @@ from harness.commands.opening import open_target
 from harness.commands.pair import Target
 from harness.commands.run_lifecycle import Outcome
 from harness.config import EMBEDDED_DRAFTS, AuditionConfig, ModelConf
-from harness.measurement import round_parts
 from harness.models import probe
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.lean.static import whole_pieces
@@ -489,7 +488,6 @@ def test_pieces_that_do_not_compile_go_on_uncompiled_with_a_caveat(
 ) -> None:
     if not compiles:
         monkeypatch.setattr(torch, "compile", lambda *_, **__: no_compiler)
-    monkeypatch.setattr(round_parts, "MOST_VISITS", 1)
     small = ["backend=cuda_graphs", "k=[1]", "prompts.limit=2", "new_tokens=4", "threads=1"]
     grid = ["contexts=[16]", "batches=[1]"] if command == "profile" else ["temperature=[0]"]
     grid += ["drafts=[tiny_good]"] if command == "audition" else []

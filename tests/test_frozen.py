@@ -3,7 +3,6 @@
 What is derived from them is held by the golden reports (test_reports).
 """
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -21,14 +20,6 @@ RUNS = ("breakeven", "profile", "snapshot", "sweep", "sweep_replay", "audition",
 def test_a_summary_is_written_and_read_back_as_it_is(kind: str) -> None:
     assert analysed(kind).results
     assert from_json(to_json(analysed(kind))) == analysed(kind)
-
-
-def test_a_waterfall_leads_from_the_ideal_to_the_measured_speedup() -> None:
-    rounds = analysed("profile").rounds
-    assert [entry.k for entry in rounds] == [1, 2, 4]
-    for entry in rounds:
-        product = math.prod(step.factor for step in entry.waterfall)
-        assert entry.waterfall[0].speedup * product == pytest.approx(entry.speedup)
 
 
 def test_a_sweep_agrees_with_replay_and_with_plain_decoding() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import workloads
 from runs import needs_llamacpp
-from served_pair import Served
+from served_pair import Served, answered
 from stubs import REQUEST
 
 from harness.analysis.batch_schedule import (
@@ -56,7 +56,7 @@ from harness.measurement.load import (
     requests_of_load,
     warm_up,
 )
-from harness.measurement.server_request import ReturnedText
+from harness.measurement.server_request import decoded
 from harness.records import LoadTiming, ServerCommand, ServingEngine, UserError, where
 from harness.reporting.serving_commands import schedule_snippets
 from harness.reporting.tables.served import load_table
@@ -897,13 +897,13 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
     asked = [replace(each, budget=32, draft=pair.draft.name) for each in pair.requests]
     engine = replace(pair.llamacpp(), slots=2)
     with engine.open(0) as plain, engine.open(2) as speculating:
-        texts = [ReturnedText(r, plain.generate(r.asked)) for r in asked]
+        texts = [answered(each, plain) for each in asked]
         servers = {0: plain, 2: speculating}
         groups = groups_of(asked, 2)
         timings = list(load_visit(servers, groups, [Load(1), Load(2)], 0, random, "cpu"))
         facts = plain.facts
-    decoded = [text.decoded(facts) for text in texts]
-    traces = score_texts(decoded, pair.target_model, pair.draft_model, draft_name=pair.draft.name)
+    emitted = [decoded(text, facts) for text in texts]
+    traces = score_texts(emitted, pair.target_model, pair.draft_model, draft_name=pair.draft.name)
     replays = replayed_loads(traces, facts.rule, facts.spec.counting)
     for timing in timings:
         replayed = replays(timing)

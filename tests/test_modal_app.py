@@ -235,10 +235,10 @@ import harness, modal_app
 assert Path(harness.__file__).is_relative_to(here)
 import benchmarks.gpu
 from harness.commands import looks, timing
-from harness.measurement import round_parts, round_times, step_times
+from harness.measurement import round_times, step_times
 from harness.records import CopyBandwidth
 from harness.cloud.jobs import plan_jobs
-step_times.REPETITIONS, round_parts.MOST_VISITS, round_times.MOST_VISITS = 3, 4, 2
+step_times.REPETITIONS, round_times.MOST_VISITS = 3, 2
 round_times.LEAST_ROUNDS, round_times.MOST_TOKENS = 4, 8
 step_times.WARMUP, step_times.MOST_REPEATS = 1, 0
 looks.LEAST_VISITS, looks.REQUESTS_PER_VISIT, looks.CELL_S = 1, 10_000, 0.0

@@ -109,6 +109,7 @@ REMOVED: dict[str, str] = {
         "results has both rates; the page shows their gap",
     ),
     "steps/*/context_tokens": "latency has it",
+    "rounds/*": "R(K) / R(0) says what a round costs",
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/*/predicted_ratio": "K by load is chosen by it, and no page showed it",
     "served/cells/*": "measured and predicted rows of results have it",

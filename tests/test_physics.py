@@ -1,31 +1,27 @@
-"""Measuring what a step costs: memory, copy bandwidth, curves, and the parts of a round."""
+"""Measuring what a step costs: memory, copy bandwidth and curves."""
 
 # Tables that may be None and stand-ins for pairs: a wrong one fails the test that reads it
 # pyright: reportOptionalMemberAccess=false, reportArgumentType=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
 # pyright: reportOptionalOperand=false
 
+from dataclasses import replace
+
 import pytest
 import torch
 from random_models import qwen3
-from stubs import TableModel
+from stubs import REQUEST
 
 from harness.commands.timing import enough_memory
-from harness.decoding.model_drafter import ModelDrafter
-from harness.decoding.sampling import SamplingParameters
-from harness.measurement import round_parts as timed_rounds
 from harness.measurement import step_times as curves
 from harness.measurement.environment import copy_bandwidth
-from harness.measurement.round_parts import RoundTimer, TimedPair, time_rounds
+from harness.measurement.generations import run_trial
 from harness.measurement.step_times import TimedModel
 from harness.models.cached import CachedModel
 from harness.models.lean import static
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.records import UserError
-
-GREEDY = SamplingParameters(0.0)
-
 
 # Measuring
 
@@ -165,70 +161,9 @@ def test_compiling_has_a_budget_of_its_own(monkeypatch):
     ]
 
 
-def rounds_of(synthetic=None, ks=(1, 3)):
-    pair = TimedPair(TableModel(), TableModel(strangeness=0.3), GREEDY, synthetic=synthetic or {})
-    return {(t.k, t.part): t for t in time_rounds(pair, [(1, 2, 3), (4, 5)], ks, positions=8)}
-
-
-def test_every_part_is_timed_once_per_whole_round(monkeypatch):
-    monkeypatch.setattr(timed_rounds, "MOST_VISITS", 3)
-    measured = rounds_of()
-    for k in (1, 3):
-        round_timing = measured[k, "round"]
-        assert len(round_timing.samples_s) == len(round_timing.tokens) == 3 * 2
-        for name in ("draft", "verify", "accept", "host", "rewind"):
-            assert len(measured[k, name].samples_s) == len(round_timing.samples_s)
-    assert len(measured[0, "step"].samples_s) == len(measured[0, "round"].samples_s)
-
-
-def test_the_parts_go_through_the_rounds_of_the_real_loop():
-    """The same caches after every round, so the same text: any slip changes every later logit."""
-    ends = []
-    for method in (RoundTimer.whole_rounds, RoundTimer.parts):
-        target, draft = TableModel(), TableModel(strangeness=0.3)
-        method(RoundTimer(TimedPair(target, draft, GREEDY)), (1, 2, 3), 3, 4)
-        ends.append((tuple(target.cache), tuple(draft.cache)))
-    assert ends[0] == ends[1]
-
-
-def test_synthetic_acceptance_is_what_the_rounds_get(monkeypatch):
-    monkeypatch.setattr(timed_rounds, "MOST_VISITS", 2)
-    assert set(rounds_of({3: (1.0, 1.0, 1.0)})[3, "round"].tokens) == {4}
-    assert set(rounds_of({3: (0.0, 0.0, 0.0)})[3, "round"].tokens) == {1}
-
-
-def test_a_recorded_verify_is_timed_with_its_accept_step_and_says_so(monkeypatch):
-    monkeypatch.setattr(timed_rounds, "MOST_VISITS", 1)
-
-    class Recording(TableModel):
-        @property
-        def recorder(self):
-            return self
-
-        def recorded(self, _key, work, *inputs):
-            return work(*inputs)
-
-    pair = TimedPair(Recording(), TableModel(strangeness=0.3), GREEDY)
-    timings = time_rounds(pair, [(1, 2)], [2], positions=8)
-    names = {t.part for t in timings if t.k == 2}
-    assert names == {"draft", "verify + accept", "host", "rewind", "round"}
-
-
-def test_a_round_after_a_full_acceptance_is_recorded_before_it_is_timed(monkeypatch):
-    """Such a round comes late or never while the rounds are warmed up."""
-    monkeypatch.setattr(timed_rounds, "MOST_VISITS", 1)
-    target, draft = (StaticModel(qwen3(seed), 1024, compiled=False) for seed in (0, 1))
-    for model in (target, draft):
-        model.reserve(64)
-    time_rounds(TimedPair(target, draft, GREEDY), [(5, 6, 7)], [2], positions=8)
-    drafter = ModelDrafter(draft, GREEDY)
-    assert all(draft.knows(drafter._key(pending, 2)) for pending in (1, 2))
-
-
 @pytest.mark.parametrize("engine", ["lean", "static"])
-def test_curves_then_rounds_on_the_models_with_caches_of_their_own(engine, monkeypatch):
+def test_curves_then_rounds_on_the_models_with_caches_of_their_own(engine):
     """A fill drops what was recorded and changes the batch; generating must go on all the same."""
-    monkeypatch.setattr(timed_rounds, "MOST_VISITS", 2)
     made = {
         "lean": LeanModel,
         "static": lambda network, vocab: StaticModel(network, vocab, compiled=False),
@@ -240,12 +175,6 @@ def test_curves_then_rounds_on_the_models_with_caches_of_their_own(engine, monke
     assert {t.batch for t in timings} == {2}
     for model in (target, draft):
         model.reserve(64)
-    measured = time_rounds(TimedPair(target, draft, GREEDY), [(5, 6, 7)], [2], positions=12)
-    names = {t.part for t in measured if t.k == 2}
-    assert ("verify + accept" in names) == (engine == "static")
-    (round_timing,) = [t for t in measured if (t.k, t.part) == (2, "round")]
-    plain = CachedModel(qwen3(0), 1024)
-    draft_of = CachedModel(qwen3(1), 1024)
-    again = time_rounds(TimedPair(plain, draft_of, GREEDY), [(5, 6, 7)], [2], positions=12)
-    (expected,) = [t for t in again if (t.k, t.part) == (2, "round")]
-    assert round_timing.tokens == expected.tokens
+    plain = CachedModel(qwen3(0), 1024), CachedModel(qwen3(1), 1024)
+    asked = replace(REQUEST, tokens=(5, 6, 7), k=2, draft="draft", budget=12)
+    assert run_trial(asked, target, draft).tokens == run_trial(asked, *plain).tokens

@@ -1,4 +1,4 @@
-"""Bytes, floors, bounds, plans and costs: against published sizes and floors, and by hand."""
+"""Bytes, floors, bounds and costs: against published sizes and floors, and by hand."""
 
 # Floors that a row may lack, and K that may be 0
 # pyright: reportOptionalOperand=false, reportOperatorIssue=false, reportArgumentType=false
@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 
 from harness.records import LatencyRow, UserError
-from harness.theory.acceptance import expected_tokens_per_round
 from harness.theory.architecture import Architecture, experts_touched
-from harness.theory.card_model import PlanRequest, plan_card, plan_cards
 from harness.theory.cost import (
     LOAD_BYTES_PER_S,
     SECONDS_PER_LAYER,
@@ -66,7 +64,6 @@ FLOORS = {
 }
 
 
-A10G = Card("a10g", 600, 70, 24, 1.1)
 H200 = Card("h200", 4800, 989, 141, 4.5)
 TINY = Architecture(2, 8, 2, 1, 4, 16, 10, tied=True)
 
@@ -142,7 +139,6 @@ SMALL = ModelBytes(1e6, 1e3)
         (lambda: memory_floor_s(1e9, float("nan")), "bandwidth_gb_s"),
         (lambda: bandwidth_utilisation(1e9, 0.0, 600), "step_s"),
         (lambda: replace(H200, memory_gb=0), "memory_gb"),
-        (lambda: plan(batch=0), "batch=0"),
         (lambda: memory_view("a", SMALL, SMALL, 0.0, context_tokens=1), "memory_bytes"),
         (lambda: memory_view("a", SMALL, SMALL, 1e9, context_tokens=0), "context_tokens"),
         (lambda: usd_per_million_tokens(0.0, 1.0), "must be above 0"),
@@ -226,47 +222,7 @@ def test_bytes_that_further_positions_read_are_not_arithmetic():
     assert bound.arithmetic_share == pytest.approx(0.0, abs=1e-9)
 
 
-# Cards that are not at hand
-
-
-def plan(target="8B", **more):
-    return PlanRequest(QWEN3[target], QWEN3["0.6B"], (1, 2, 3, 4), (0.6, 0.8), **more)
-
-
-def test_a_modelled_gain_is_the_formula_at_the_modelled_times():
-    card = plan_card(H200, plan(context_tokens=1))
-    gain = card.gains[1]
-    assert card.c == pytest.approx(0.25 / 3.15, rel=0.02)
-    step_s, verify_s = (
-        forward_floor(QWEN3["8B"], H200, tokens=n, context_tokens=1) for n in (1, gain.k + 1)
-    )
-    tokens = expected_tokens_per_round(0.8, gain.k)
-    assert gain.speedup == pytest.approx(tokens / (gain.k * card.c + verify_s / step_s))
-    ms_per_token = card.target_ms / gain.speedup
-    assert gain.usd_per_million_tokens == pytest.approx(ms_per_token * 4.5 / 3.6)
-
-
-def test_a_card_that_is_too_small_says_how_many_are_needed_and_has_no_price():
-    large = plan_card(A10G, plan("32B"))
-    assert (large.fits, large.cards_needed, large.sequences) == (False, 4, 0)
-    assert large.usd_per_million_tokens is large.gains[0].usd_per_million_tokens is None
-    fits = plan_card(A10G, plan())
-    assert fits.fits
-    crowded = plan_card(A10G, plan(batch=fits.sequences + 1))
-    assert not crowded.fits, "weights alone are not all that must fit"
-
-
-def test_speculation_stops_paying_where_verifies_become_arithmetic():
-    short = plan(context_tokens=64)
-    stops = plan_card(H200, short).gains[0].stops_at_batch
-    at_stop = plan_card(H200, replace(short, batch=stops))
-    assert at_stop.gains[0].k == 0
-    assert plan_card(H200, replace(short, batch=stops // 2)).gains[0].k > 0
-
-
-def test_cards_that_fit_come_first_and_the_cheapest_token_before_the_others():
-    cards = [Card("small", 4800, 989, 10, 0.1), H200, Card("cheap", 4800, 989, 141, 1.0)]
-    assert [card.card for card in plan_cards(cards, plan())] == ["cheap", "h200", "small"]
+# Memory
 
 
 def test_a_draft_costs_context_and_sequences():

@@ -263,7 +263,7 @@ def test_what_the_manifest_does_not_know_survives_and_what_it_knows_is_typed(
     folder: RunFolder,
 ) -> None:
     file = folder.path / "manifest.json"
-    noted = [{"what": "round_parts", "error": "an error"}]
+    noted = [{"what": "draft_scores", "error": "an error"}]
     known = {"other_load": {"load": 1, "processors": 2, "by": "me"}, "not_measured": noted}
     entries = {**json.loads(file.read_text()), "remark": "warm room", "seed": None, **known}
     file.write_text(json.dumps(entries))
@@ -271,7 +271,7 @@ def test_what_the_manifest_does_not_know_survives_and_what_it_knows_is_typed(
     assert again.manifest.other_load == MachineLoad(1.0, 2)
     assert again.manifest.seed is None
     (before,) = again.manifest.not_measured
-    assert (before.what, before.error) == ("round_parts", "an error")
+    assert (before.what, before.error) == ("draft_scores", "an error")
     rounds = NotMeasured("rounds", "out of memory", draft="d", k=4, temperature=0.0)
     again.note_not_measured(rounds)
     again.note_not_measured(replace(rounds, error="once more"))

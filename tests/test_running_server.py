@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from runs import EXAMPLES, FROZEN, needs_llamacpp, outcome_of, stored
-from served_pair import Served
+from served_pair import Served, answered
 from server_answers import ACCEPTED_AT, sglang_answers, turns, vllm_answers, vllm_page
 from stand_in_server import StandIn
 
@@ -17,7 +17,6 @@ from harness.commands import metrics
 from harness.decoding.sampling import SamplingParameters
 from harness.engines import running
 from harness.engines.counters import Samples
-from harness.measurement.server_request import ReturnedText
 from harness.records import Rule, UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun, load
@@ -246,7 +245,7 @@ def test_the_counters_of_llama_cpp_are_replays_of_the_same_texts(k: int, tmp_pat
     requests = [replace(each, sampling=SamplingParameters(0.0), k=k) for each in pair.requests]
     with engine.open(k) as server:
         counting = running.CountingServer(server.url)
-        texts = [ReturnedText(each, server.generate(each.asked)) for each in requests]
+        texts = [answered(each, server) for each in requests]
         scrapes = [counting.first, counting.scrape()]
     total = counters.running_server(counting.engine, scrapes).total
     assert total is not None

@@ -55,23 +55,6 @@ def test_break_even_alpha_at_its_edges(k, cost, root):
     assert rounds.break_even_alpha(k) == (None if root is None else pytest.approx(root))
 
 
-@given(alphas, costs)
-def test_best_k_is_the_largest_speedup_of_a_plain_search(alpha, c):
-    grid = [1, 2, 4, 8, 16]
-    rounds = sp.RoundTimes(1.0, tuple((k, k * c + 1.0 + 0.02 * k) for k in grid))
-    tokens = {k: ac.expected_tokens_per_round(alpha, k) for k in grid}
-    values = {0: 1.0} | {k: rounds.speedup(tokens[k], k) for k in grid}
-    chosen, value = rounds.best_k(alpha, grid)
-    assert value == max(values.values()) == values[chosen]
-
-
-def test_best_k_is_zero_where_every_k_loses_and_takes_no_k_from_an_empty_list():
-    rounds = sp.RoundTimes.from_steps(sp.StepTimes(0.74, 1.0), 8)
-    assert rounds.best_k(0.4, [1, 2, 4]) == (0, 1.0)
-    assert rounds.best_k(1.0, []) == (0, 1.0)
-    assert rounds.best_k(1.0, [8, 2])[0] == 8
-
-
 @given(alphas, ks)
 def test_the_forms_of_acceptance_convert_both_ways(alpha, k):
     rate = min(1.0, ac.acceptance_rate_from_alpha(alpha, k))

@@ -233,19 +233,6 @@ def test_drafts_are_ranked_by_the_rule_of_the_loop_and_of_the_engine_that_was_na
         assert leaderboard.PLAIN in texts(analysed("audition"), title, "draft")
 
 
-def test_the_waterfall_ends_at_the_measured_speedup_and_its_factors_lead_there() -> None:
-    shown = by_title(analysed("profile"), "From the ideal speedup")
-    speedup = [float(cell.value or 0) for cell in shown.column("speedup")]
-    factors = [float(cell.value or 1) for cell in shown.column("factor")]
-    product = speedup[0]
-    for factor in factors:
-        product *= factor
-    assert product == pytest.approx(speedup[-1])
-    rounds = by_title(analysed("profile"), "What a round is made of")
-    measured = [float(cell.value or 0) for cell in rounds.column("speedup of these rounds")]
-    assert max(measured) == pytest.approx(product)
-
-
 # Plots
 
 

@@ -20,8 +20,14 @@ from harness.stats.two_phase import two_phase
 from harness.stats.workload import VisitCosts, Workload
 from harness.summary import AdaptiveDrafting, AdaptiveRow
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
-from harness.theory.adaptive import Counts, drafted_by_accepted, until_unlikely
-from harness.theory.replay import Replayed, replay, stacked
+from harness.theory.replay import (
+    Counts,
+    Replayed,
+    drafted_by_accepted,
+    replay,
+    stacked,
+    until_unlikely,
+)
 
 # In steps of 0.1: what a user would try
 THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))

@@ -63,7 +63,6 @@ def _measurement(note: NotMeasured) -> str:
     words: dict[Measurement, str] = {
         "plain_tokens": f"plain tokens at {at}",
         "rounds": f"rounds of {note.draft} at {at_k}, {at}",
-        "round_parts": "the parts of a round",
         "draft_scores": "the draft's scores of the target's text",
         "returned_texts": "the scores of the returned texts",
         "distribution_test": f"{at_k} temperature={note.temperature or 0.0:g}",

@@ -65,12 +65,11 @@ from harness.config import (
 from harness.measurement.load import requests_of_load
 from harness.records import Prompt, TextTrace, grouped
 from harness.reporting.console import print_brief, print_table
-from harness.reporting.tables.cards import cards_table, cost_table
+from harness.reporting.tables.cards import cost_table
 from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.round_counting import shorter_budget
 from harness.stats.two_phase import LOOKS
 from harness.theory.architecture import architecture_of
-from harness.theory.card_model import PlanRequest, plan_cards
 from harness.theory.cost import (
     ALPHA,
     Forwards,
@@ -263,7 +262,7 @@ def _by_set(turns: Sequence[EncodedPrompt]) -> list[int]:
 
 
 def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
-    """The generations and timings of a profile, then modelled cards."""
+    """The generations and timings of a profile."""
     models = 1 if config.model == config.draft else 2
     texts = len(profile_tasks(planned_turns(prompts, config), config))
     rows: Rows = {
@@ -271,27 +270,12 @@ def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
         "generations, plain": f"{texts * models} (each model alone)",
         "tokens, at most": f"{texts * models * config.new_tokens:,}",
         "steps and verifies": f"1 to {max(config.k) + 1} positions",
-        "rounds in parts": f"K = {listed(config.speculative_ks)}",
+        "rounds": f"K = {listed(config.speculative_ks)}",
     }
     tokens = texts * config.new_tokens
     work = [Forwards("target", tokens), Forwards("draft", tokens)]
     work += timing_forwards(max(config.k), "draft")
-    costs = _costs(config, [config.draft], prompts, work)
-    request = _cards_request(config)
-    if request is not None:
-        cards = {card.name: card for card in all_cards()}
-        chosen = config.gpu.name if config.gpu else None
-        if config.gpu:  # with the numbers that it was given
-            cards[config.gpu.name] = config.gpu
-        planned = plan_cards([card_of(card) for card in cards.values()], request)
-        parts = (cards_table(planned, request, chosen, brief=not config.verbose), costs)
-    else:
-        unknown = (
-            "cards (modelled): a model's architecture is not in its config; choose one that has it "
-            "(model=qwen3_4b) or give model.architecture={family: qwen3, ...}"
-        )
-        parts = (costs, unknown)
-    _print_run(config, [config.draft], rows, *parts)
+    _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
 def print_snapshot(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
@@ -497,25 +481,4 @@ def card_of(card: GpuConf) -> Card:
     """A card's configuration as the theory takes it."""
     return Card(
         card.name, card.bandwidth_gb_s, card.bf16_tflops, card.memory_gb, card.price_per_hour_usd
-    )
-
-
-# ---- cards that are not at hand ------------------------------------------------------------------
-
-
-def _cards_request(config: ProfileConfig) -> PlanRequest | None:
-    """The request that cards are modelled for; None where a model's sizes are not known."""
-    sizes = [(key, getattr(config, key).architecture) for key in ("model", "draft")]
-    ks = config.speculative_ks
-    if not ks or not all(isinstance(size, dict) for _, size in sizes):
-        return None
-    target, draft = (architecture_of(size, f"{key}.architecture") for key, size in sizes)
-    return PlanRequest(
-        target,
-        draft,
-        tuple(range(1, max(ks) + 1)),
-        tuple(config.alpha),
-        config.plan.context_tokens,
-        config.plan.batch,
-        4.0 if config.model.dtype == "float32" else SERVED_BYTES,
     )

@@ -1,7 +1,6 @@
 """Profiles: how fast each model is here, and the most that speculation could gain.
 
-Single steps, curves over contexts and batches, the parts of a round, and plain decoding with each
-model.
+Single steps, curves over contexts and batches, rounds, and plain decoding with each model.
 """
 
 from collections.abc import Callable
@@ -23,27 +22,17 @@ from harness.commands.run_lifecycle import (
     load_prompts,
     measuring,
     resumed,
-    unless_broken,
 )
 from harness.commands.tasks import profile_tasks
-from harness.commands.timing import enough_memory, measure_steps, visits_of_pair
-from harness.config import ProfileConfig, rates_for
-from harness.decoding.sampling import SamplingParameters
-from harness.measurement import round_parts, step_times
+from harness.commands.timing import measure_steps, visits_of_pair
+from harness.config import ProfileConfig
+from harness.measurement import step_times
 from harness.measurement.generations import Request
 from harness.measurement.round_times import RoundVisits
 from harness.models.cached import CachedModel
 from harness.models.memory import check_fits
-from harness.records import (
-    GREEDY,
-    NotMeasured,
-    PartTiming,
-    SkippedCell,
-    StepTiming,
-    UserError,
-)
-from harness.storage import RunFolder, load
-from harness.theory.acceptance import conditional
+from harness.records import GREEDY, SkippedCell, StepTiming, UserError
+from harness.storage import RunFolder
 
 AUTO_CONTEXTS = (128, 512, 2048)
 AUTO_BATCHES = (1, 4, 16)
@@ -98,7 +87,7 @@ def _measure(
     config: ProfileConfig,
     visits: RoundVisits,
 ) -> None:
-    """Time steps, curves and parts, unless the folder has them, and store them.
+    """Time steps and curves, unless the folder has them, and store them.
 
     Some of the `visits` that time rounds lie between them.
     """
@@ -112,10 +101,6 @@ def _measure(
         folder.note(skipped_cells=skipped, timed_forwards=len(timings))
         folder.write_timings(timings)
     visits.up_to(0.5)
-    if not load(folder.path).parts:
-        parts = NotMeasured("round_parts")
-        with enough_memory("the parts of a round"), unless_broken(folder, parts):
-            folder.write_parts(_time_parts(pair, config))
 
 
 def _time_curves(
@@ -158,22 +143,3 @@ def _refusal(pair: ModelPair, config: ProfileConfig) -> Callable[[int, int], str
         return None
 
     return refused
-
-
-def _time_parts(pair: ModelPair, config: ProfileConfig) -> list[PartTiming]:
-    """Whole rounds and their parts, greedy, on prompts spread over the run's own."""
-    ks = sorted(config.speculative_ks)
-    count = min(round_parts.MOST_VISITS, len(pair.prompts))
-    prompts = [pair.prompts[index * len(pair.prompts) // count].tokens for index in range(count)]
-    given = config.decode.acceptance
-    synthetic = {} if given is None else {k: conditional(rates_for(given, k)) for k in ks}
-    timed = round_parts.TimedPair(
-        pair.target_model, pair.draft_model, SamplingParameters(0.0), config.seed, synthetic
-    )
-    positions = config.new_tokens + max(ks)
-    for _, model in pair.opened.values():
-        model.reserve(pair.positions)
-    with progress("timing parts of a round") as bar:
-        return round_parts.time_rounds(
-            timed, prompts, ks, positions=positions, expect=bar.expect, tick=bar
-        )

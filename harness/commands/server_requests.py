@@ -13,7 +13,7 @@ from typing import cast
 import torch
 
 from harness.commands.checks import Vocabularies, check_lengths
-from harness.commands.completions import with_turns
+from harness.commands.completions import stored_text, with_turns
 from harness.commands.opening import open_pair
 from harness.commands.pair import Pair, described
 from harness.commands.requests import completion, hash_of, sampling_of
@@ -29,9 +29,8 @@ from harness.commands.tasks import (
 )
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of
-from harness.engines.protocol import Completion
 from harness.measurement.generations import Request
-from harness.measurement.server_request import ReturnedText
+from harness.measurement.target_texts import GeneratedText
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.records import (
     Measurement,
@@ -195,13 +194,11 @@ class Workload:
         at = prompt_set, prompt
         return next(e for e in self.prompts if (e.prompt.prompt_set, e.prompt.id) == at)
 
-    def returned(self, trial: Trial) -> ReturnedText:
+    def returned(self, trial: Trial) -> GeneratedText:
         """A stored text, with the request that it answers."""
         entry = self.entry(trial.prompt_set, trial.prompt)
         request = self.request(entry, trial.temperature, trial.k, trial.repetition)
-        request_s = (trial.prefill_s or 0.0) + (trial.decode_s or 0.0)
-        completion = Completion(trial.tokens or (), trial.stop_reason or "budget", request_s)
-        return ReturnedText(request, completion)
+        return stored_text(request, trial)
 
 
 def check_turns(config: ServerConfig, prompts: Sequence[Prompt]) -> None:

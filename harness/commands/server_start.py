@@ -45,7 +45,7 @@ from harness.engines.protocol import (
 from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
-from harness.measurement.server_request import ReturnedText, check_drafts, unlikely_share
+from harness.measurement.server_request import check_drafts, unlikely_share
 from harness.models.device import resolve_device
 from harness.models.load import memory_need
 from harness.records import (
@@ -199,11 +199,8 @@ def check_target(folder: RunFolder, work: Workload, pair: Pair) -> None:
         return
     stored = latest([*folder.trials.read(), *folder.probes.read()])
     plain = [t for t in stored if t.k == 0 and t.tokens and t.temperature == GREEDY]
-    texts = [
-        ReturnedText(text.request, replace(text.completion, tokens=text.completion.tokens[:most]))
-        for most in [TRIED_TOKENS]
-        for text in map(work.returned, evenly_spaced(plain, TRIED_TEXTS))
-    ]
+    returned = map(work.returned, evenly_spaced(plain, TRIED_TEXTS))
+    texts = [replace(text, tokens=text.tokens[:TRIED_TOKENS]) for text in returned]
     share = unlikely_share(texts, pair.target_model)
     if share <= OTHER_MODEL:
         return

@@ -23,8 +23,7 @@ from harness.commands.run_lifecycle import (
 from harness.commands.tasks import snapshot_tasks
 from harness.config import SnapshotConfig
 from harness.measurement.lossless import distribution_tests
-from harness.records import GREEDY, NotMeasured, Trial, UserError
-from harness.reporting.console import MarkedText, Piece, show_tokens
+from harness.records import GREEDY, NotMeasured, UserError
 from harness.stats.jackknife import holm
 from harness.storage import RunFolder
 from harness.summary import CheckResult, DistributionTest
@@ -51,10 +50,7 @@ def run(config: SnapshotConfig) -> Outcome:
         models = (pair.target_model, pair.drafting)
         trials = run_requests(folder, requests, lambda _: models, "generating")
         check_texts(folder, trials, pair, config, _tests(folder, pair, config))
-    outcome = concluded(folder, verbose=config.verbose)
-    if config.show == "tokens":
-        show_tokens(_marked(trials, pair))
-    return outcome
+    return concluded(folder, verbose=config.verbose)
 
 
 def _tests(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[DistributionTest]:
@@ -102,19 +98,3 @@ def _with_results(tests: Sequence[DistributionTest]) -> list[DistributionTest]:
     adjusted = holm([test.p_value for test in tests])
     pairs = zip(tests, adjusted, strict=True)
     return [replace(test, result=result(test, p or 0.0)) for test, p in pairs]
-
-
-def _marked(trials: Sequence[Trial], pair: Pair) -> list[MarkedText]:
-    """The speculative texts in pieces, each token with whether the draft proposed it."""
-    decode = pair.target.tokenizer.decode
-    return [
-        MarkedText(
-            f"{trial.prompt_set}/{trial.prompt} K={trial.k}",
-            tuple(
-                Piece(decode([token]), bool(drafted))
-                for token, drafted in zip(trial.tokens or (), trial.from_draft or (), strict=True)
-            ),
-        )
-        for trial in trials
-        if trial.k and trial.status == "ok"
-    ]

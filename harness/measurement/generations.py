@@ -300,7 +300,6 @@ class _Generating:
             status="ok",
             new_tokens=len(tokens),
             tokens=tokens,
-            from_draft=tuple(int(flag) for entry in rounds for flag in entry.from_draft),
             stop_reason=stop_reason(tokens, request.eos, request.stop),
             peak_memory_bytes=_peak_bytes(self._target.device),
             **self._prefills_s,

@@ -261,8 +261,11 @@ def distribution_tests(
     if isinstance(draft, LookupDrafter):
         draft_probs = _looked_up_along(draft, prompt, forced, target_probs)
     elif isinstance(draft, HeadDrafter):
+        target.prefill(prompt[:-1])
+        draft.begin(prompt)
+        logits = draft.logits_along(forced)
+        drafted = _sampled(logits, prompt, forced[: max(0, len(logits) - 1)], sampling, "draft")
         draft_probs = torch.zeros_like(target_probs[:-1])
-        drafted = _head_probs_along(draft, target, prompt, forced, sampling)
         draft_probs[: len(drafted)] = drafted
     else:
         draft_probs = _probs_along(draft, prompt, forced, sampling, "draft")[:-1]
@@ -313,23 +316,6 @@ def _looked_up_along(
         row[drafter.draft(1)] = 1.0
         drafter.append([token])
     return rows
-
-
-def _head_probs_along(
-    drafter: HeadDrafter,
-    target: CausalModel,
-    prompt: Sequence[int],
-    forced: Tensor,
-    sampling: SamplingParameters,
-) -> Tensor:
-    """A head's sampling probabilities in a round after the prompt, [n, vocab].
-
-    n is what it drafts of as many tokens as are forced.
-    """
-    target.prefill(prompt[:-1])
-    drafter.begin(prompt)
-    logits = drafter.logits_along(forced)
-    return _sampled(logits, prompt, forced[: max(0, len(logits) - 1)], sampling, "draft")
 
 
 def _probs_along(

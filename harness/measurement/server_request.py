@@ -14,7 +14,7 @@ and near the budget an engine may draft fewer tokens than K.
 What an engine returned is scored by the loaded pair: the input of replay. An engine's uniforms are
 its own, so its texts above temperature 0 are not ours. They need not be: replay asks for the
 expected rounds of a given text, whoever drew it. What is scored is what rounds emitted
-(`ReturnedText.decoded`), from the position at which the engine's rounds begin and with the drafts
+(`decoded`), from the position at which the engine's rounds begin and with the drafts
 that it proposes near the budget (`harness.serving.round_counting`). At temperature 0, and where the
 draft proposes its argmax, rounds and drafted tokens are then equal to the engine's counts; where it
 samples they are expectations. `likelihood_test` asks whether the texts are the target's at all.
@@ -209,27 +209,19 @@ def _timed_apart(completion: Completion, clock: ServerClock) -> float | None:
 FAR_NATS = 0.25
 
 
-@dataclass(frozen=True)
-class ReturnedText:
-    """A request with the completion that an engine returned."""
-
-    request: Request
-    completion: Completion
-
-    def decoded(self, facts: EngineFacts) -> GeneratedText:
-        """The part that rounds emitted, after a prompt that holds the rest."""
-        assert facts.spec.counting is not None
-        request, tokens = self.request, self.completion.tokens
-        rounds_emitted = tuple(facts.spec.counting.decoded(tokens))
-        before = tokens[: len(tokens) - len(rounds_emitted)]
-        after_prefill = replace(
-            request, tokens=(*request.tokens, *before), budget=request.budget - len(before)
-        )
-        return GeneratedText(after_prefill, rounds_emitted, self.completion.stop_reason)
+def decoded(text: GeneratedText, facts: EngineFacts) -> GeneratedText:
+    """The part of a returned text that rounds emitted, after a prompt that holds the rest."""
+    assert facts.spec.counting is not None
+    request, rounds_emitted = text.request, tuple(facts.spec.counting.decoded(text.tokens))
+    before = text.tokens[: len(text.tokens) - len(rounds_emitted)]
+    after_prefill = replace(
+        request, tokens=(*request.tokens, *before), budget=request.budget - len(before)
+    )
+    return GeneratedText(after_prefill, rounds_emitted, text.stop_reason)
 
 
 @torch.inference_mode()
-def likelihood_test(texts: Sequence[ReturnedText], target: CachedModel) -> TextLikelihood:
+def likelihood_test(texts: Sequence[GeneratedText], target: CachedModel) -> TextLikelihood:
     """Test texts of one K and temperature above 0, the prefill's token included.
 
     A token that top-k, top-p or min-p exclude counts with its probability before they apply: which
@@ -238,7 +230,7 @@ def likelihood_test(texts: Sequence[ReturnedText], target: CachedModel) -> TextL
     first = texts[0].request
     tokens, sums = 0, np.zeros(4)
     for text in texts:
-        sampling, returned = text.request.sampling, torch.tensor(text.completion.tokens)
+        sampling, returned = text.request.sampling, torch.tensor(text.tokens)
         logits = _logits_along(text, target)
         probs = sampler_for(sampling)(logits).double().cpu()
         unfiltered = (logits.double() / sampling.temperature).log_softmax(-1).cpu()
@@ -257,7 +249,7 @@ def likelihood_test(texts: Sequence[ReturnedText], target: CachedModel) -> TextL
 
 
 @torch.inference_mode()
-def unlikely_share(texts: Sequence[ReturnedText], target: CachedModel) -> float:
+def unlikely_share(texts: Sequence[GeneratedText], target: CachedModel) -> float:
     """The share of greedy texts' tokens that are far from the target's likeliest one.
 
     Rounding, and weights in fewer bits, move a token past one that is nearly as likely. The share
@@ -269,7 +261,7 @@ def unlikely_share(texts: Sequence[ReturnedText], target: CachedModel) -> float:
 
 
 @torch.inference_mode()
-def largest_gap(texts: Sequence[ReturnedText], target: CachedModel) -> float:
+def largest_gap(texts: Sequence[GeneratedText], target: CachedModel) -> float:
     """The largest distance of a greedy text's token below the target's likeliest, in logits.
 
     0 where an engine computes as the target does here.
@@ -277,16 +269,16 @@ def largest_gap(texts: Sequence[ReturnedText], target: CachedModel) -> float:
     return max((float(_gaps(text, target).max()) for text in texts), default=0.0)
 
 
-def _gaps(text: ReturnedText, target: CachedModel) -> Tensor:
+def _gaps(text: GeneratedText, target: CachedModel) -> Tensor:
     """[n] how far the logit of each returned token is below the best."""
     logits = _logits_along(text, target).float()
-    returned = torch.tensor(text.completion.tokens, device=logits.device)
+    returned = torch.tensor(text.tokens, device=logits.device)
     return logits.max(-1).values - logits.gather(-1, returned[:, None]).squeeze(-1)
 
 
-def _logits_along(text: ReturnedText, target: CachedModel) -> Tensor:
+def _logits_along(text: GeneratedText, target: CachedModel) -> Tensor:
     """The logits that decide each returned token, [n, vocab], with the repetition penalty."""
-    request, returned = text.request, text.completion.tokens
+    request, returned = text.request, text.tokens
     target.prefill(request.tokens[:-1])
     fed = torch.tensor([request.tokens[-1], *returned[:-1]], device=target.device)
     penalty = request.sampling.repetition_penalty

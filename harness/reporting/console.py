@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from textwrap import shorten
-from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -365,34 +364,3 @@ def _print_notes(out: Console, notes: Sequence[str]) -> None:
 
 def _print_line(out: Console, text: str, style: str = "") -> None:
     out.print(Text(text, style=style), overflow="fold")
-
-
-class Piece(NamedTuple):
-    """The text of one token, and whether the draft proposed it."""
-
-    text: str
-    from_draft: bool
-
-
-class MarkedText(NamedTuple):
-    """A generated text in pieces, with its title."""
-
-    name: str
-    pieces: tuple[Piece, ...]
-
-
-def show_tokens(texts: Sequence[MarkedText]) -> None:
-    """Print each text: drafted tokens green, the target's own in [brackets] and magenta."""
-    out = Console(highlight=False)
-    own = ("[the target's own: a correction or a bonus]", "bold magenta")
-    legend = Text.assemble("\nTokens: ", ("drafted and kept", "green"), ", ", own)
-    out.print(legend, soft_wrap=True)
-    for name, pieces in texts:
-        line = Text(f"{name}: ", style="bold")
-        for piece in pieces:
-            shown = piece.text.replace("\n", "\\n")
-            if piece.from_draft:
-                line.append(shown, style="not bold green")
-            else:
-                line.append(f"[{shown}]", style="bold magenta")
-        out.print(line, soft_wrap=True)

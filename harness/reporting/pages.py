@@ -112,16 +112,9 @@ PAGES: Mapping[str, Page] = {
         verdict.of_times,
         verdict.after_a_profile,
         main=(latency.alone_table, breakeven.ideal_table),
-        more=(
-            latency.rounds_table,
-            leaderboard.costs_table,
-            latency.bounds_table,
-            latency.waterfall_table,
-            latency.parts_table,
-            latency.curve_table,
-        ),
+        more=(latency.rounds_table, latency.bounds_table, latency.curve_table),
         brief=(breakeven.ideal_table,),
-        plots=("waterfall.svg", "verify_curves.svg"),
+        plots=("verify_curves.svg",),
         kind="profile",
     ),
     "breakeven": Page(

@@ -26,7 +26,6 @@ from harness.records import (
     LatencyRow,
     LoadTiming,
     NotMeasured,
-    PartTiming,
     ResultRow,
     RoundTiming,
     Scrape,
@@ -43,8 +42,6 @@ from harness.storage.contents import (
     Lines,
     check_lines,
     csv_text,
-    part_samples_of,
-    parts_from,
     plain,
     read_checks,
     read_config,
@@ -66,7 +63,7 @@ TRACES, CHECKS, CONFIDENCES = "traces.parquet", "checks.jsonl", "confidences.par
 # What a reader of a run needs of it, with a checksum
 CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
 # What a run measured, of the files with a checksum; the others are derived from it
-MEASURED = (TRACES, CONFIDENCES, CHECKS, "latency_samples.csv", "parts.csv")
+MEASURED = (TRACES, CONFIDENCES, CHECKS, "latency_samples.csv")
 ENDED = ("complete", "failed")
 ANSWERS = "answers"
 
@@ -85,7 +82,6 @@ class StoredRun:
     trials: tuple[Trial, ...]  # every whole line of trials.jsonl, in the order they were run
     # summary.json; None while there is none, or where another version wrote it
     summary: Summary | None
-    parts: tuple[PartTiming, ...] = ()  # parts.csv, where the parts of a round were timed
     # rounds.jsonl: what plain tokens and rounds took; empty before they were timed
     rounds: tuple[RoundTiming, ...] = ()
     # starts.jsonl: requests to servers for a part of their budget, so that the start of a request
@@ -229,10 +225,6 @@ class RunFolder:
         """The step timings already stored, raw samples and all; empty where there are none."""
         return timings_from(read_table(self.path, "latency_samples.csv"))
 
-    def write_parts(self, timings: Sequence[PartTiming]) -> None:
-        """Write parts.csv, one line per part, or whole round, and sample."""
-        self._write_table("parts.csv", part_samples_of(timings))
-
     def checks(self) -> tuple[Check, ...]:
         """The stored checks; empty where there are none."""
         return read_checks(self.path, CHECKS)
@@ -343,7 +335,6 @@ def load(folder: str | Path) -> StoredRun:
         latency=read_table(path, "latency.csv"),
         latency_samples=read_table(path, "latency_samples.csv"),
         summary=summary,
-        parts=parts_from(read_table(path, "parts.csv")),
         checks=read_checks(path, CHECKS),
         unverified=tuple(
             name for name in CHECKED if name not in known.files and (path / name).exists()

@@ -18,7 +18,6 @@ from harness.records import (
     SCHEMA_VERSION,
     LatencyRow,
     LoadTiming,
-    PartTiming,
     ResultRow,
     RoundTiming,
     Scrape,
@@ -72,11 +71,6 @@ TABLES = {
         (*STEP_KEY, "beside", "sample", "ms"),
         _SAMPLE_NUMBERS,
         ("role", "model", "kind", *_SAMPLE_NUMBERS),
-    ),
-    "parts.csv": Table(
-        ("k", "part", "sample", "tokens", "ms"),
-        ("k", "sample", "tokens", "ms"),
-        ("k", "part", "sample", "ms"),
     ),
 }
 
@@ -275,25 +269,6 @@ def timings_from(samples: "pd.DataFrame") -> list[StepTiming]:
         values["beside"] = values["beside"] or None
         timings.append(StepTiming(**values, samples_s=_seconds(group)))
     return timings
-
-
-def part_samples_of(timings: Iterable[PartTiming]) -> Iterable[dict[str, Any]]:
-    """Rows of parts.csv."""
-    for timing in timings:
-        for index, seconds in enumerate(timing.samples_s):
-            tokens = timing.tokens[index] if timing.tokens else None
-            head = {"k": timing.k, "part": timing.part, "sample": index}
-            yield {**head, "tokens": tokens, "ms": seconds * 1e3}
-
-
-def parts_from(samples: "pd.DataFrame") -> tuple[PartTiming, ...]:
-    """Part timings from the rows of parts.csv, in their stored order."""
-    timings: list[PartTiming] = []
-    for key, group in samples.groupby(["k", "part"], sort=False):
-        k, part = cast("tuple[int, str]", key)
-        tokens = tuple(int(count) for count in group["tokens"].dropna())
-        timings.append(PartTiming(int(k), part, _seconds(group), tokens))
-    return tuple(timings)
 
 
 def _seconds(group: "pd.DataFrame") -> tuple[float, ...]:

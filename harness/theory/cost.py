@@ -85,7 +85,8 @@ class Estimate:
     """
 
     card: str
-    fits: bool  # whether the weights fit
+    fits: bool  # whether the weights and the caches of a text fit
+    needed_bytes: float  # of them
     start_s: float  # until the first forward
     low_s: float
     high_s: float
@@ -166,12 +167,14 @@ def estimate(
     # An audition loads one draft at a time
     heaviest = sorted(drafts, key=lambda model: model.weight_bytes)[-1:]
     together = tuple(model.memory for model in (models["target"], *heaviest))
+    memory = MemoryFit(usable_bytes(card.memory_gb), together, context_tokens)
     start = START_S + sum(model.weight_bytes for model in models.values()) / LOAD_BYTES_PER_S
     low, high = (start + seconds for seconds in forwards_s(work, models, card, context_tokens))
     price = card.price_per_hour_usd or 0.0
     return Estimate(
         card=card.name,
-        fits=MemoryFit(usable_bytes(card.memory_gb), together).fits,
+        fits=memory.fits,
+        needed_bytes=memory.needed_bytes,
         start_s=start,
         low_s=low,
         high_s=high,

@@ -14,8 +14,8 @@ token at this drafted position was accepted" is Bernoulli(a), independent of the
 5. where r <= K text positions are left, accepting all r is a cut: neither rejection nor bonus;
 6. where a drafter proposes only n < K tokens from s (an n-gram), K = n there: after n comes the
    bonus, and n = 0 is a plain step;
-7. where a drafter stops after an unlikely token (`harness.theory.adaptive`), K = n there as well,
-   but after a rejected token it may have drafted more or fewer than n.
+7. where a drafter stops after an unlikely token, K = n there as well, but after a rejected token it
+   may have drafted more or fewer than n.
 Assumptions: the text is drawn from the same target distribution (temperature, top-k, top-p) as in
 `a`, rounds start afresh (no state carries over), and the draft sees only what was emitted.
 
@@ -33,6 +33,21 @@ the round's tokens x_1 .. x_i, p_0 = 1 and p_i = min(1, p_i-1 target(x_i) / draf
    p this is the smaller of Q_i-1 p_i-1 / P_i-1 and Q_i / P_i, thus min(1, min over k <= i of
    Q_k / P_k). The product of min(1, draft / target), as for `ratio`, is no larger. The chance at an
    offset, given that the round got there, is a ratio of two of these.
+
+Adaptive drafting: a round drafts no more after a token to which the draft gave less probability
+than a threshold (`decode.stop=threshold`; transformers' `assistant_confidence_threshold`). That
+depends only on the drafted tokens, so the chances above hold unchanged:
+11. while the drafted tokens are the text's, the number proposed from a start follows from the
+   draft's probabilities of the text's tokens, as for a drafter that proposes n < K;
+12. after a token that is not the text's, the drafter continues from its own text. The number of
+   further tokens is measured by letting it draft on from there once
+   (`harness.measurement.confidences`). With a drafter that samples, the rejected token is drawn
+   from its distribution given the rejection, so that the count of one such draw is unbiased. A
+   model's drafts depend only on the text before them, so one draw per position serves every start
+   (`drafted_by_accepted`). A head drafts from its own output within a round, so a whole round from
+   every start is drawn given the text.
+So expected rounds are exact, and expected drafted tokens are exact at temperature 0 and unbiased
+above it, for every threshold and K from one pass.
 
 Note: the mean of `a` over the next token, the sum of min(target, draft) over the vocabulary, must
 not be chained along a text in place of `a`, since after an acceptance the text is not
@@ -361,3 +376,32 @@ def _renewal(reach: Array, left: Counts, k: int) -> Array:
         starts[:, s] *= left[:, s] > 0
         starts[:, s + 1 : s + k + 2] += starts[:, s, None] * emits[:, s]
     return starts[:, :positions]
+
+
+def until_unlikely(confidence: ArrayLike, threshold: float) -> Counts:
+    """The tokens drafted along the last axis: up to and including the first below the threshold.
+
+    `confidence` is (..., K), the draft's probabilities; NaN, as beyond a text's end, does not stop.
+    """
+    values = np.asarray(confidence, dtype=np.float64)
+    unsure = values < threshold
+    first = np.asarray(np.argmax(unsure, axis=-1), dtype=np.intp)
+    return np.where(unsure.any(axis=-1), first + 1, np.intp(values.shape[-1]))
+
+
+def drafted_by_accepted(along: Counts, off_text: Counts, k: int) -> Counts:
+    """The tokens drafted in a round from each start that accepts exactly 0..K.
+
+    Args:
+        along: (texts, starts) tokens drafted where all of them are the text's.
+        off_text: (texts, starts + 1) tokens drafted from a position at which the draft leaves the
+            text, with the first one; the entry at a text's length is of tokens beyond its end.
+        k: the largest number of drafted tokens.
+
+    Returns:
+        Shape (texts, starts, K + 1).
+    """
+    offsets = np.arange(k + 1)
+    at = np.minimum(np.add.outer(np.arange(int(along.shape[1])), offsets), off_text.shape[1] - 1)
+    stopped = offsets >= along[:, :, None]
+    return np.where(stopped, along[:, :, None], np.minimum(k, offsets + off_text[:, at]))

@@ -24,13 +24,13 @@ Sampling" (2023).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from harness.records import UserError
-from harness.theory.acceptance import alpha_from_tokens_per_round, expected_tokens_per_round
+from harness.theory.acceptance import alpha_from_tokens_per_round
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,6 @@ class RoundTimes:
         if cost <= 1.0:
             return 0.0
         return None if cost > k + 1 else alpha_from_tokens_per_round(cost, k)
-
-    def best_k(self, alpha: float, ks: Sequence[int]) -> tuple[int, float]:
-        """The K of largest iid speedup and that speedup; (0, 1.0) where none is above 1."""
-        speedups = {k: self.speedup(expected_tokens_per_round(alpha, k), k) for k in sorted(ks)}
-        best = max(speedups, key=speedups.__getitem__, default=0)
-        return (best, speedups[best]) if best and speedups[best] > 1.0 else (0, 1.0)
 
     @classmethod
     def from_steps(cls, times: StepTimes, largest: int, *, lookup: bool = False) -> "RoundTimes":

@@ -19,7 +19,6 @@ MAKERS: Mapping[str, Maker] = {
     "speedup_vs_k.svg": speedup.draw_by_k,
     "leaderboard.svg": speedup.draw_leaderboard,
     "load.svg": load.draw_load,
-    "waterfall.svg": latency.draw_waterfall,
     "verify_curves.svg": latency.draw_verify_curves,
     "latency_by_rate.svg": load.draw_plan,
     "speedup_ratio.svg": speedup.draw_ratios,
@@ -29,6 +28,7 @@ LEFT = (
     *("breakeven_vs_measured.svg", "acceptance_vs_temperature.svg", "verify_cost.svg"),
     "speedup_by_engine.svg",
     *("acceptance_by_category.svg", "acceptance_by_position.svg", "ceilings.svg"),
+    "waterfall.svg",
 )
 NAMES = (*MAKERS, *LEFT)
 

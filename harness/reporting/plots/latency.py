@@ -1,12 +1,8 @@
-"""Plots of the cost of forwards, and of the waterfall from the ideal speedup to timed rounds."""
+"""Plots of the cost of forwards."""
 
-from itertools import pairwise
-
-from harness import formatting as fmt
 from harness.records import grouped
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
-from harness.reporting.tables.latency import fastest_round, named_waterfall
 from harness.summary import StepCurve, Summary
 
 CURVES_CAPTION = "v(n) = target forward over n positions / target step, by context and batch"
@@ -44,42 +40,3 @@ def _unstable(summary: Summary, curve: StepCurve, n: int) -> bool:
         stability.of_step(summary, "target", kind, *timed, tokens) is not None
         for kind, tokens in (("verify", n), ("step", 1))
     )
-
-
-WATERFALL_CAPTION = (
-    "From the ideal speedup at K = {k} to that of the timed rounds: what the verify, the acceptance"
-    " and every other part of a round take away"
-)
-FALL_UNDER = "grey: speedups; orange: what a cause takes away; green: what it adds; dashed: no gain"
-BAR_WIDTH = 0.62
-NARROW_LETTERS = 18  # letters of a cause's name in one line on a phone
-
-
-def draw_waterfall(summary: Summary, across: int) -> style.Plot | None:
-    """Horizontal bars, top to bottom; None where the parts of a round were not timed."""
-    entry = fastest_round(summary)
-    if entry is None:
-        return None
-    names, steps = zip(*named_waterfall(entry), strict=True)
-    last = len(steps)
-    narrow = across == style.NARROW
-    height = (0.5 if narrow else 0.42) * (last + 1) + 1.1
-    figure, (axes,) = style.panels(1, across, width=7.4, height=height)
-    bars = [(0, 0.0, steps[0].speedup, style.GREY, fmt.speedup(steps[0].speedup))]
-    for index, (before, after) in enumerate(pairwise(steps), start=1):
-        low, high = sorted((before.speedup, after.speedup))
-        colour = style.COLOURS[2 if after.speedup > before.speedup else 1]
-        bars.append((index, low, high, colour, f"x {fmt.decimal(after.factor, 3)}"))
-    bars.append((last, 0.0, entry.speedup, style.GREY, fmt.speedup(entry.speedup)))
-    for place, low, high, colour, text in bars:
-        axes.barh(place, high - low, BAR_WIDTH, left=low, color=colour)
-        style.note_at(axes, text, (high, place), xytext=(4, 0), ha="left", va="center")
-    folded = [style.folded(name, NARROW_LETTERS) if narrow else name for name in names]
-    axes.set_yticks(range(last + 1), [*folded, "timed rounds"])
-    axes.invert_yaxis()
-    axes.grid(visible=False)
-    axes.axvline(1.0, color=style.INK, linewidth=1.0, linestyle=style.DASHED)
-    axes.set_xlim(0.0, (1.5 if narrow else 1.18) * max(step.speedup for step in steps))
-    axes.set_xlabel("speedup over plain decoding")
-    axes.set_title(f"K = {entry.k}, {entry.rounds} rounds")
-    return style.plot("waterfall.svg", WATERFALL_CAPTION.format(k=entry.k), figure, FALL_UNDER)

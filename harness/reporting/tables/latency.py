@@ -1,4 +1,4 @@
-"""Tables of the costs of rounds and steps: R(K), each model alone, v(n), bounds, round parts.
+"""Tables of the costs of rounds and steps: R(K), each model alone, v(n), bounds.
 
 v(n) is a target forward over n positions / a target step of the same context and batch.
 """
@@ -6,18 +6,16 @@ v(n) is a target forward over n positions / a target step of the same context an
 from typing import NamedTuple
 
 from harness import formatting as fmt
-from harness.records import VERIFY_AND_ACCEPT, ResultRow, first, grouped
+from harness.records import ResultRow, first, grouped
 from harness.reporting import grid
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.summary import (
-    RoundBreakdown,
     RoundSummary,
     StepBound,
     StepCurve,
     Summary,
     Unstable,
-    WaterfallStep,
 )
 from harness.theory.roofline import LAUNCH_BOUND_MBU, LAUNCH_BOUND_OVERHEAD
 
@@ -151,98 +149,6 @@ def _floor_note(summary: Summary) -> str:
     at_its_size = f"; at each model's own size: {', '.join(by_model)}" if by_model else ""
     source = "measured" if bandwidth.source == "measured" else "data sheet"
     return f"{note} ({fmt.decimal(bandwidth.gb_s)} GB/s, {source}{at_its_size})."
-
-
-MOST_UNEXPLAINED = 0.03
-CAUSES = {"free": "a round at the price of a plain token"}
-FALL: tuple[Column[tuple[str, WaterfallStep]], ...] = (
-    Column("cause", lambda named: named[0], key=True),
-    Column("speedup", lambda named: named[1].speedup, fmt.speedup),
-    Column(
-        "factor",
-        lambda named: None if named[1].cause == "free" else named[1].factor,
-        lambda factor: fmt.decimal(factor, 3),
-    ),
-)
-PARTS_NOTE = (
-    "Each part was timed alone, next to whole rounds of the real loop in the same run. Means over"
-    " the fastest quarter of the rounds, since other work on a machine only adds time."
-)
-TOGETHER_NOTE = (
-    f"{VERIFY_AND_ACCEPT} is one recorded graph: the two run as one launch, and cannot be timed"
-    " apart."
-)
-
-
-def fastest_round(summary: Summary) -> RoundBreakdown | None:
-    """The round parts at the K with the largest speedup, which the waterfall shows."""
-    return max(summary.rounds, key=lambda entry: entry.speedup, default=None)
-
-
-def named_waterfall(entry: RoundBreakdown) -> list[tuple[str, WaterfallStep]]:
-    """The steps of the waterfall, each with its cause as text."""
-    verify = next((p.name for p in entry.parts if p.name.startswith("verify")), "verify")
-    causes = CAUSES | {
-        "draft": "drafting costs {} plain tokens",
-        "verify": f"{verify} costs {{}} plain tokens",
-        "acceptance": f"{{}} tokens a round, not {entry.k + 1}",
-    }
-    return [
-        (causes.get(step.cause, step.cause).format(fmt.decimal(step.value)), step)
-        for step in entry.waterfall
-    ]
-
-
-def waterfall_table(summary: Summary) -> Table:
-    """The steps from the ideal speedup to that of the timed rounds, at the fastest K."""
-    entry = fastest_round(summary)
-    if entry is None:
-        return table("", FALL, ())
-    notes = (
-        "Each row adds one more measured cost to the row above, and changes the speedup by its"
-        " factor. The last row is the speedup of these rounds against plain tokens timed then.",
-        f"Over {entry.rounds} rounds at the start of answers to the run's prompts, so its tokens a"
-        " round are not those of a workload, which a sweep measures.",
-    )
-    title = f"From the ideal speedup to that of the timed rounds, K = {entry.k}"
-    return table(title, FALL, named_waterfall(entry), notes=notes)
-
-
-def parts_table(summary: Summary) -> Table:
-    """The times of a round's parts, a row for each K."""
-    names = dict.fromkeys(part.name for entry in summary.rounds for part in entry.parts)
-    columns: tuple[Column[RoundBreakdown], ...] = (
-        Column("K", lambda entry: entry.k, fmt.count, key=True),
-        *columns_by(names, "{}\nms", _part, fmt.in_ms, definition="ms"),
-        Column("unex-\nplained ms", lambda entry: entry.unexplained_s, fmt.in_ms),
-        Column("unexplained,\nshare", lambda entry: entry.unexplained_share, fmt.percent),
-        Column("whole\nround ms", lambda entry: entry.round_s, fmt.in_ms),
-        Column("rounds\ntimed", lambda entry: entry.rounds, fmt.count),
-        Column("tokens\nper round", lambda entry: entry.tokens_per_round, fmt.decimal),
-        Column("speedup of\nthese rounds", lambda entry: entry.speedup, fmt.speedup),
-    )
-    notes = [PARTS_NOTE]
-    if summary.rounds:
-        timed = summary.rounds[0]
-        notes.append(
-            f"Plain decoding, timed in between: {fmt.in_ms(timed.plain_s)} ms a token, of which the"
-            f" bare target step is {fmt.in_ms(timed.step_s)} ms."
-        )
-    if VERIFY_AND_ACCEPT in names:
-        notes.append(TOGETHER_NOTE)
-    wide = [e for e in summary.rounds if abs(e.unexplained_share) > MOST_UNEXPLAINED]
-    if wide:
-        shares = ", ".join(f"K={e.k} {fmt.percent(e.unexplained_share)}" for e in wide)
-        notes.append(
-            f"Unexplained beyond {100 * MOST_UNEXPLAINED:.0f} % of the round at {shares}: a busy"
-            " machine, or work of the loop that no part stands for."
-        )
-    return table("What a round is made of", columns, summary.rounds, notes=notes)
-
-
-def _part(entry: RoundBreakdown, name: str) -> float | None:
-    part = first(entry.parts, name=name)
-    return part and part.seconds
 
 
 CURVE_NOTE = (
