@@ -230,3 +230,91 @@ def test_pickled_weights_are_read_only_where_that_is_allowed(folder: Path) -> No
     with pytest.raises(UserError, match=r"no \*.safetensors there; .* draft.allow_pickle=true"):
         loaded(folder)
     assert loaded(folder, allow_pickle=True).vocab_size == 1024
+
+
+# ---- quantized weights ---------------------------------------------------------------------------
+
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+def codes_of(tensors: dict[str, torch.Tensor]) -> None:
+    """Projections in float8 with their scales, as ModelOpt writes them."""
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        scale = tensors[name].abs().amax() / 448.0
+        tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale"] = scale
+        tensors[name.replace(".weight", ".input_scale")] = torch.tensor(0.1)
+
+
+def modelopt(folder: Path) -> None:
+    rewrite(folder, codes_of)
+    configure(folder, quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"})
+
+
+def modelopt_beside_its_config(folder: Path) -> None:
+    rewrite(folder, codes_of)
+    entry = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(entry))
+
+
+def method_of_another_engine(folder: Path) -> None:
+    configure(folder, quantization_config={"quant_method": "exl3", "bits": 4})
+
+
+def scales_without_a_method(folder: Path) -> None:
+    rewrite(folder, codes_of)
+
+
+def codes_without_scales(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({UP: tensors[UP].to(torch.int8)}))
+
+
+def scales_of_wide_weights(folder: Path) -> None:
+    name = UP.replace(".weight", ".weight_scale_inv")
+    rewrite(folder, lambda tensors: tensors.update({name: torch.ones(1, 1)}))
+
+
+def packed_codes(folder: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{UP}_packed"] = torch.zeros(48, 4, dtype=torch.int32)
+        del tensors[UP]
+
+    rewrite(folder, change)
+    configure(folder, compression_config={"quant_method": "compressed-tensors"})
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (modelopt, "quantized by modelopt FP8, which transformers does not read"),
+        (modelopt_beside_its_config, "quantized by modelopt NVFP4"),
+        (method_of_another_engine, "quantized by exl3"),
+        (scales_without_a_method, r"layers\.0.*_proj\.(weight|weight_scale) .* quantized weights"),
+        (codes_without_scales, rf"{UP} \(I8\) is of quantized weights"),
+        (scales_of_wide_weights, r"weight_scale_inv \(F32\) is of quantized weights"),
+        (packed_codes, r"weight_packed \(I32\) is of quantized weights"),
+    ],
+    ids=lambda entry: getattr(entry, "__name__", ""),
+)
+def test_codes_are_never_run_as_if_they_were_the_weights(
+    change: Callable[[Path], None], line: str, folder: Path, tmp_path: Path
+) -> None:
+    """Before anything is loaded, so in a dry run too."""
+    change(folder)
+    for role in ("model", "draft"):
+        words = [f"{role}=hf", f"{role}.id={folder}", f"{role}.name=x", "dry_run=true"]
+        with pytest.raises(UserError, match=f"^{role}.id={folder}: .*{line}.*engine=vllm"):
+            outcome_of("sweep", *words, f"results_root={tmp_path}/results")
+    with pytest.raises(UserError, match=line):
+        loaded(folder)
+
+
+def test_scales_of_a_cache_and_masks_of_bytes_are_no_quantized_weights(folder: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.self_attn.k_scale"] = torch.ones(1)
+        tensors["model.layers.0.self_attn.bias"] = torch.ones(4, 4, dtype=torch.uint8)
+
+    before = loaded(folder).network.state_dict()
+    rewrite(folder, change)
+    after = loaded(folder).network.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)

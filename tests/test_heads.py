@@ -26,6 +26,7 @@ from checks_of_heads import (
     random_target,
 )
 from runs import assert_replay_is_exact, ran, sample
+from safetensors.torch import load_file, save_file
 from stubs import CPU, GREEDY, FunctionModel, decoded, text_of
 from test_traces import assert_same
 from test_verification import random_distribution
@@ -187,6 +188,19 @@ def test_plain_decoding_next_to_a_head_keeps_no_states(
         assert trial.status == "ok"
         assert {*kept} == {k > 0}
         kept.clear()
+
+
+def test_a_head_in_codes_of_8_bits_is_refused_and_not_run_without_its_scales(
+    target: LoadedModel, tmp_path: Path
+) -> None:
+    save_head(random_head(), tmp_path, "speculators", "target")
+    (file,) = tmp_path.glob("*.safetensors")
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("up_proj.weight"))
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=r"up_proj.weight \(torch.float8_e4m3fn\) is of quantized"):
+        read(tmp_path, target)
 
 
 # Scores

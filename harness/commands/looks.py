@@ -19,6 +19,7 @@ looks.
 import math
 from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import monotonic
 
 import numpy as np
@@ -26,7 +27,7 @@ import numpy as np
 from harness.analysis.looks import choice, decided
 from harness.analysis.round_costs import PRECISE, timed_precisely
 from harness.commands.completions import check_texts, completions, score_pair
-from harness.commands.pair import Pair
+from harness.commands.pair import Pair, SideBySide
 from harness.commands.requests import requests_of, run_requests
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import CELL_S, RunTime, say_left
@@ -173,6 +174,11 @@ class _Measured:
     warmed: set[Hashable] = field(default_factory=set[Hashable])
     measured: int = 0
 
+    @cached_property
+    def models(self) -> SideBySide:
+        """What the generations are run with."""
+        return SideBySide(self.pair)
+
     @property
     def generation_s(self) -> float:
         """About what one takes: the tokens of a typical text, each as a plain one."""
@@ -195,11 +201,10 @@ class _Measured:
             self._run(groups, number, label)
 
     def _run(self, groups: Sequence[Group], number: int, label: str) -> None:
-        config, models = self.config, (self.pair.target_model, self.pair.drafting)
-        requests = requests_of(self.pair, config, group_tasks(groups, config, number))
+        requests = requests_of(self.pair, self.config, group_tasks(groups, self.config, number))
         if requests:
             run_requests(
-                *(self.folder, requests, lambda _: models, label, self._visit_at_times),
+                *(self.folder, requests, self.models, label, self._visit_at_times),
                 warmed=self.warmed,
             )
 

@@ -6,7 +6,7 @@ its rounds are timed with, and how it scores the target's texts.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from harness.decoding.lookups import LookupDrafter
 from harness.measurement import environment
 from harness.measurement.confidences import draft_confidences
 from harness.measurement.draft_scores import DraftSampling, as_target, lookup_traces, score_texts
-from harness.measurement.generations import Draft, Request
+from harness.measurement.generations import Draft, Models, Request
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.round_times import FullLookup
 from harness.measurement.step_times import TimedModel, time_lookups
@@ -146,6 +146,10 @@ class Pair(Target, ABC):
         """The draft as rounds are timed with it."""
         return self.drafting
 
+    def with_own_caches(self) -> "Pair":
+        """The same networks with caches of their own, for a generation beside others."""
+        return replace(self, target_model=self.target_model.with_own_cache())
+
     @property
     def most(self) -> int | None:
         """Tokens that it drafts a round at most; None: any number."""
@@ -201,6 +205,11 @@ class ModelPair(Pair):
     def drafting(self) -> CachedModel:
         """The draft as the loop takes it."""
         return self.draft_model
+
+    def with_own_caches(self) -> "ModelPair":
+        """The same networks with caches of their own, for a generation beside others."""
+        target, draft = self.target_model.with_own_cache(), self.draft_model.with_own_cache()
+        return replace(self, target_model=target, draft_model=draft)
 
     def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
         """Texts as the model sees them, which serve every K."""
@@ -287,6 +296,12 @@ class HeadPair(Pair):
 
         return drafter
 
+    def with_own_caches(self) -> "HeadPair":
+        """The same networks with caches of their own, for a generation beside others."""
+        target = self.target_model.with_own_cache()
+        head = self.head.network.with_cache(self.head_model.vocab_size)
+        return replace(self, target_model=target, head_model=head)
+
     @property
     def most(self) -> int | None:
         """Tokens that it drafts a round at most; None: any number."""
@@ -305,3 +320,25 @@ class HeadPair(Pair):
             draft_sampling=how.draft_sampling,
             tick=how.tick,
         )
+
+
+class SideBySide:
+    """The models of generations that take turns, of each with caches of its own.
+
+    On a card they are run one after the other, with the pair's own caches: recorded work is bound
+    to one cache, and other work seldom shares a card.
+    """
+
+    def __init__(self, pair: Pair, *, timed: bool = False) -> None:
+        """Of a pair; `timed` where rounds are timed with it."""
+        self._pairs, self._timed = [pair], timed
+        self.together = pair.target_model.device.type == "cpu"
+
+    def models(self, number: int) -> list[Models]:
+        """Of so many generations at once."""
+        while len(self._pairs) < number:
+            self._pairs.append(self._pairs[0].with_own_caches())
+        return [
+            (pair.target_model, pair.timed_drafting if self._timed else pair.drafting)
+            for pair in self._pairs[:number]
+        ]

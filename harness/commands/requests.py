@@ -6,18 +6,18 @@ missing.
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
 from typing import Any
 
-from harness.commands.pair import Config, Pair
+from harness.commands.pair import Config, Pair, SideBySide
 from harness.commands.progress import progress
 from harness.commands.tasks import EncodedPrompt, Task
 from harness.config import DecodeConf, ModelConf, PairConfig, rates_for
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.clock import undisturbed
-from harness.measurement.generations import Draft, Request, run_trial
-from harness.models.cached import CachedModel
+from harness.measurement.generations import Models, Request, run_side_by_side, run_trial
 from harness.models.load import LoadedModel, Vocabulary
 from harness.models.tokenizer import stop_rule
 from harness.records import TextKey, Trial
@@ -25,8 +25,6 @@ from harness.storage import RunFolder
 from harness.theory.acceptance import conditional
 
 WARMUP_TOKENS = 8
-
-Models = Callable[[Request], tuple[CachedModel, Draft | None]]
 
 
 def requests_of(pair: Pair, config: PairConfig, tasks: Sequence[Task]) -> list[Request]:
@@ -132,7 +130,7 @@ def _identity(conf: ModelConf) -> dict[str, object]:
 def run_requests(
     folder: RunFolder,
     requests: Sequence[Request],
-    models: Models,
+    models: Callable[[Request], Models] | SideBySide,
     label: str,
     between: Callable[[float], None] = lambda _: None,
     *,
@@ -140,28 +138,55 @@ def run_requests(
 ) -> list[Trial]:
     """Run what the folder lacks, one durable line each; return every stored trial of `requests`.
 
+    Successive requests of one text are run side by side where the models are made for that.
     `between` is called before each with the share that is done, and after the last: visits that
     time rounds are spread so. Kinds that are `warmed` need no warming up; others are added.
     """
     finished = {trial.cell for trial in folder.trials.read() if trial.status == "ok"}
     waiting = [entry for entry in requests if entry.cell not in finished]
     _warm_up(waiting, models, set() if warmed is None else warmed)
+    done = 0
     with progress(label, len(waiting)) as tick, undisturbed():
-        for done, entry in enumerate(waiting, start=1):
-            between(done / (len(waiting) + 1))
-            folder.trials.append(run_trial(entry, *models(entry)))
-            tick()
+        for group in _together(waiting, models):
+            for _ in group:
+                done += 1
+                between(done / (len(waiting) + 1))
+            folder.trials.append(*run_side_by_side(group, _of_group(group, models)))
+            for _ in group:
+                tick()
         between(1.0)
     wanted = {entry.cell for entry in requests}
     return [trial for trial in folder.trials.read() if trial.cell in wanted]
 
 
-def _warm_up(requests: Sequence[Request], models: Models, warmed: set[Hashable]) -> None:
+def _together(
+    requests: Sequence[Request], models: Callable[[Request], Models] | SideBySide
+) -> Iterator[list[Request]]:
+    """The requests that are run at once: successive ones of a text, or single ones."""
+    if not isinstance(models, SideBySide) or not models.together:
+        return ([entry] for entry in requests)
+    return (list(group) for _, group in groupby(requests, lambda entry: (entry.key, entry.turn)))
+
+
+def _of_group(
+    group: Sequence[Request], models: Callable[[Request], Models] | SideBySide
+) -> list[Models]:
+    if isinstance(models, SideBySide):
+        return models.models(len(group))
+    return [models(entry) for entry in group]
+
+
+def _warm_up(
+    requests: Sequence[Request],
+    models: Callable[[Request], Models] | SideBySide,
+    warmed: set[Hashable],
+) -> None:
     """A few unmeasured tokens of each kind: first calls allocate, compile, record, fill caches."""
     kinds = {(r.model, r.k, r.sampling, r.rule, r.synthetic): r for r in requests}
     kinds = {kind: entry for kind, entry in kinds.items() if kind not in warmed}
     warmed |= kinds.keys()
     with progress("warming up (compiling and recording new work)", len(kinds)) as tick:
         for entry in kinds.values():
-            run_trial(replace(entry, budget=min(entry.budget, WARMUP_TOKENS)), *models(entry))
+            short = replace(entry, budget=min(entry.budget, WARMUP_TOKENS))
+            run_trial(short, *_of_group([entry], models)[0])
             tick()

@@ -184,18 +184,21 @@ def _timed(
     ks: Sequence[int],
     price: Price,
 ) -> list[Forwards]:
-    """Single steps; and rounds, in visits that time plain decoding twice and each K once."""
+    """Single steps; and rounds, in visits that time plain decoding twice and each K once.
+
+    A visit reads its prompt once, and a draft's for each K.
+    """
     name, among_many = name_of(config, draft), isinstance(config, AuditionConfig)
     visits = visits_for(len(turns) * config.repetitions, among_many=among_many)
     visits *= len(config.temperature)
     context = _mean_length(turns) + max(0, config.new_tokens - MOST_TOKENS) // 2
-    work = timing_forwards(max(ks, default=0), name)
+    work = [*timing_forwards(max(ks, default=0), name), Forwards("target", visits, context)]
     for k in (0, 0, *ks):
         a_round = [Forwards("target", 1, k + 1), Forwards(name, k)]
         rounds = rounds_timed(k, config.new_tokens, price(a_round))
-        prompts = [Forwards("target", 1, context), Forwards(name, min(k, 1), context)]
         of_rounds = [replace(each, count=rounds * each.count) for each in a_round]
-        work += [replace(each, count=visits * each.count) for each in prompts + of_rounds]
+        once = [Forwards(name, min(k, 1), context), *of_rounds]
+        work += [replace(each, count=visits * each.count) for each in once]
     return work
 
 

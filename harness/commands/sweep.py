@@ -16,7 +16,7 @@ from harness.commands.dry_run import print_sweep
 from harness.commands.looks import Stopwatch, measure_in_looks
 from harness.commands.opening import open_pair
 from harness.commands.other_runs import check_draft_of, check_target_of, costs_of_sweep
-from harness.commands.pair import Pair
+from harness.commands.pair import Pair, SideBySide
 from harness.commands.requests import requests_of, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -95,8 +95,7 @@ def _measure_all(folder: RunFolder, pair: Pair, config: SweepConfig, visits: Rou
         completions(folder, pair, config)
     else:
         requests = requests_of(pair, config, sweep_tasks(pair.prompts, config).measured)
-        models = (pair.target_model, pair.drafting)
-        trials = run_requests(folder, requests, lambda _: models, "generating", visits.up_to)
+        trials = run_requests(folder, requests, SideBySide(pair), "generating", visits.up_to)
         if not synthetic:  # else the texts are not the target's
             check_texts(folder, trials, pair, config)
     # How far a draft drafts off the text is not replayed with a penalty

@@ -15,7 +15,7 @@ import torch
 
 from harness.analysis.round_costs import can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
-from harness.commands.pair import Pair, Target
+from harness.commands.pair import Pair, SideBySide, Target
 from harness.commands.progress import progress
 from harness.commands.requests import completion, request
 from harness.commands.tasks import EncodedPrompt
@@ -254,4 +254,8 @@ def _timed_loop(
     by_set = grouped(target.prompts, lambda entry: entry.prompt.prompt_set)
     requests = {key: [asked(each[0], *cell) for cell in cells] for key, each in by_set.items()}
     prompts = {key: [entry.tokens for entry in each] for key, each in by_set.items()}
-    return TimedLoop(target.target_model, draft, name, requests, prompts, target.positions)
+    beside = SideBySide(target, timed=True) if isinstance(target, Pair) else None
+    return TimedLoop(
+        *(target.target_model, draft, name, requests, prompts, target.positions),
+        beside=beside.models if beside is not None and beside.together else None,
+    )

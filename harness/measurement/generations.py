@@ -1,12 +1,18 @@
-"""Run the loop against the clock: one generation in, one `Trial` out.
+"""Run the loop against the clock: generations in, `Trial`s out.
 
 Decode time starts when every prefill is done and ends with the last token; only emitted tokens are
 counted, by the same code for the baseline and for speculation. A generation that runs out of memory
 or meets logits that are not finite is a record with an error, not the end of the sweep.
+
+Other work disturbs a machine for 50 to 200 ms, as long as a generation of a small model. So what is
+compared is generated side by side: plain decoding and every K of one prompt, each with caches of
+its own, and always the one that has emitted the fewest tokens goes on, for a slice of at least
+SLICE tokens. A disturbance then slows all of them alike. The first plain token of a slice reads
+weights that the others have displaced from the processor's caches: it is emitted and not timed.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -132,78 +138,176 @@ class Request:
 
 # A draft model, or whatever makes the drafter of a request that needs no model.
 Draft = CausalModel | Callable[[Request], Drafter]
+# The target and the draft of a generation
+Models = tuple[CausalModel, Draft | None]
+
+# Tokens that a generation emits before another one goes on, at least
+SLICE = 4
 
 
-@torch.inference_mode()
 def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Trial:
     """Generate once and time it; `failed` where memory ran out or logits were not finite.
 
     The draft is not used where request.k is 0.
     """
-    if target.device.type == "cuda":
-        for card in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(card)
-    own_work = nullcontext()
-    if request.k == 0 and isinstance(target, CachedModel):
-        own_work = target.keeping_no_states()
-    try:
-        with undisturbed(), own_work:
-            rounds, seconds = _generate(request, target, draft)
-    except BrokenLogitsError as error:
-        names = {"target": f"model={request.model}", "draft": f"draft={request.draft}"}
-        named = BrokenLogitsError(names[error.who], error.position)
-        return request.as_trial(status="failed", error=str(named))
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        for model in _models(target, draft):
-            model.prefill([])  # frees what the failed generation kept
-        torch.cuda.empty_cache()
-        reason = f"out of memory: {first_line(error, 285)}"
-        return request.as_trial(status="failed", error=reason)
-    tokens = tuple(token for entry in rounds for token in entry.tokens)
-    return request.as_trial(
-        status="ok",
-        new_tokens=len(tokens),
-        tokens=tokens,
-        from_draft=tuple(int(flag) for entry in rounds for flag in entry.from_draft),
-        stop_reason=stop_reason(tokens, request.eos, request.stop),
-        peak_memory_bytes=_peak_bytes(target.device),
-        **seconds,
-        **(round_counts(rounds, request.k) if request.k else {}),
-    )
+    return run_side_by_side([request], [(target, draft)])[0]
 
 
-def _generate(
-    request: Request, target: CausalModel, draft: Draft | None
-) -> tuple[list[Round], dict[str, float | None]]:
-    """The rounds, and the seconds of a `Trial` by their names."""
-    drafter = drafter_of(request, draft) if request.k and draft is not None else None
-    generation = request.generation(target.device)
-    clock = Clock(*_models(target, draft if drafter else None), kind=request.clock)
-    begin = clock.now()
-    target.prefill(request.tokens[:-1])
-    prefilled = clock.now()
-    if drafter is None:
-        draft_prefilled = prefilled
-        rounds = autoregressive_rounds(target, generation)
-    else:
-        drafter.begin(request.tokens)
-        draft_prefilled = clock.now()
-        rounds = speculative_rounds(target, drafter, generation)
-    done: list[Round] = []
-    first = 0.0
-    for entry in islice(rounds, request.rounds):
-        done.append(entry)
-        if len(done) == 1:
-            first = clock.now()
-    end = clock.now()
-    return done, {
-        "prefill_s": prefilled - begin,
-        "draft_prefill_s": None if drafter is None else draft_prefilled - prefilled,
-        "first_token_s": first - draft_prefilled,
-        "decode_s": end - draft_prefilled,
-    }
+@torch.inference_mode()
+def run_side_by_side(requests: Sequence[Request], models: Sequence[Models]) -> list[Trial]:
+    """Generate several texts in turns and time each; as `run_trial` where there is one.
+
+    `models` are of each request, with caches that no other has.
+    """
+    generations = [_Generating(*each) for each in zip(requests, models, strict=True)]
+    with undisturbed():
+        # Plain decoding last, for it keeps no states of the prompt
+        for each in sorted(generations, key=lambda each: not each.speculates):
+            each.begin(next(filter(each.has_the_prompt_of, generations), None))
+        while running := [each for each in generations if each.running]:
+            fewest = min(running, key=lambda each: each.emitted)
+            fewest.go_on(SLICE if len(running) > 1 else None)
+    return [each.trial() for each in generations]
+
+
+class _Generating:
+    """A generation that goes on slice by slice.
+
+    Attributes:
+        running: whether its text has not ended.
+        emitted: tokens so far.
+    """
+
+    def __init__(self, request: Request, models: Models) -> None:
+        self._request, (self._target, draft) = request, models
+        self._cached = self._target if isinstance(self._target, CachedModel) else None
+        self._draft = draft if request.k else None
+        self._clock = Clock(*_models(self._target, self._draft), kind=request.clock)
+        self._error: str | None = None
+        self._done: list[Round] = []
+        self._prefills_s: dict[str, float | None] = {}
+        self._first_s = 0.0
+        # Seconds and tokens that count, and seconds of first tokens of slices, which do not
+        self._seconds, self._timed, self._untimed_s = 0.0, 0, 0.0
+        self.running, self.emitted = True, 0
+
+    @property
+    def speculates(self) -> bool:
+        """Whether it drafts."""
+        return self._draft is not None
+
+    def has_the_prompt_of(self, other: "_Generating") -> bool:
+        """True where another generation has read this one's prompt, with the same network."""
+        return (
+            bool(other._prefills_s)
+            and self._request.tokens == other._request.tokens
+            and self._cached is not None
+            and other._cached is not None
+            and self._cached.network is other._cached.network
+        )
+
+    def begin(self, other: "_Generating | None" = None) -> None:
+        """Fill the caches with the prompt, the target's with what another one has read of it."""
+        request, target, clock = self._request, self._target, self._clock
+        with self._watched():
+            if target.device.type == "cuda":
+                for card in range(torch.cuda.device_count()):
+                    torch.cuda.reset_peak_memory_stats(card)
+            drafter = None if self._draft is None else drafter_of(request, self._draft)
+            generation = request.generation(target.device)
+            begin = clock.now()
+            if other is None or self._cached is None or other._cached is None:
+                target.prefill(request.tokens[:-1])
+                prefill_s = clock.now() - begin
+            else:
+                self._cached.read_as(other._cached)
+                prefill_s = other._prefills_s["prefill_s"]
+            prefilled = clock.now()
+            draft_s = None
+            if drafter is None:
+                rounds = autoregressive_rounds(target, generation)
+            else:
+                drafter.begin(request.tokens)
+                draft_s = clock.now() - prefilled
+                rounds = speculative_rounds(target, drafter, generation)
+            self._rounds = islice(rounds, request.rounds)
+            self._prefills_s = {"prefill_s": prefill_s, "draft_prefill_s": draft_s}
+
+    def go_on(self, tokens: int | None) -> None:
+        """Emit at least so many tokens that are timed; None: to the end of the text."""
+        warms = tokens is not None and self._request.k == 0
+        timed = 0
+        with self._watched():
+            begin = self._clock.now()
+            while tokens is None or timed < tokens:
+                entry = next(self._rounds, None)
+                if entry is None:
+                    self.running = False
+                    break
+                self._done.append(entry)
+                self.emitted += len(entry.tokens)
+                if len(self._done) == 1:
+                    self._first_s = self._clock.now() - begin
+                if warms:
+                    now = self._clock.now()
+                    self._untimed_s += now - begin
+                    begin, warms = now, False
+                else:
+                    timed += len(entry.tokens)
+            if timed:
+                self._seconds += self._clock.now() - begin
+                self._timed += timed
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Do a part of the work; what a generation can meet ends it with an error."""
+        request = self._request
+        own_work = nullcontext()
+        if request.k == 0 and self._cached is not None:
+            own_work = self._cached.keeping_no_states()
+        try:
+            with own_work:
+                yield
+        except BrokenLogitsError as error:
+            names = {"target": f"model={request.model}", "draft": f"draft={request.draft}"}
+            self._error = str(BrokenLogitsError(names[error.who], error.position))
+            self.running = False
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            for model in _models(self._target, self._draft):
+                model.prefill([])  # frees what the failed generation kept
+            torch.cuda.empty_cache()
+            self._error = f"out of memory: {first_line(error, 285)}"
+            self.running = False
+
+    @property
+    def _decode_s(self) -> float:
+        """Seconds of all tokens, those that were not timed at the mean of those that were."""
+        if not self._untimed_s:
+            return self._seconds
+        if not self._timed:
+            return self._untimed_s
+        return self._seconds * self.emitted / self._timed
+
+    def trial(self) -> Trial:
+        """The line of trials.jsonl."""
+        request, rounds = self._request, self._done
+        if self._error is not None:
+            return request.as_trial(status="failed", error=self._error)
+        tokens = tuple(token for entry in rounds for token in entry.tokens)
+        return request.as_trial(
+            status="ok",
+            new_tokens=len(tokens),
+            tokens=tokens,
+            from_draft=tuple(int(flag) for entry in rounds for flag in entry.from_draft),
+            stop_reason=stop_reason(tokens, request.eos, request.stop),
+            peak_memory_bytes=_peak_bytes(self._target.device),
+            **self._prefills_s,
+            first_token_s=self._first_s,
+            decode_s=self._decode_s,
+            **(round_counts(rounds, request.k) if request.k else {}),
+        )
 
 
 def drafter_of(request: Request, draft: Draft) -> Drafter:

@@ -1,9 +1,10 @@
 """Times of a plain token and a round of the running loop, R(0) and R(K), measured in visits.
 
-A visit times plain decoding and every K, at every temperature, within moments of one another, in an
-order that each visit permutes anew. So its ratios R(K) / R(0) are free of the machine's drift, and
-of what happened to run before. Visits are spread over the whole run: what a run measures and what
-it predicts from come from the same minutes.
+A visit times plain decoding and every K, at every temperature, within moments of one another and
+where it can side by side (`harness.measurement.generations`), in an order that each visit permutes
+anew. So its ratios R(K) / R(0) are free of the machine's drift, and of what happened to run before.
+Visits are spread over the whole run: what a run measures and what it predicts from come from the
+same minutes.
 
 Each timing is one generation of the loop that the run measures (`harness.measurement.generations`):
 the same acceptance, caches, sampling, ends and clock. Only its prompt is made for it, one of the
@@ -22,7 +23,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -31,8 +32,14 @@ from harness.decoding.lookups import LookupDrafter
 from harness.decoding.protocols import CausalModel, Proposal
 from harness.measurement.clock import undisturbed
 from harness.measurement.environment import OtherLoad
-from harness.measurement.generations import Draft, Request, run_trial
-from harness.records import BUSY, NotMeasured, RoundTiming, grouped
+from harness.measurement.generations import (
+    Draft,
+    Models,
+    Request,
+    run_side_by_side,
+    run_trial,
+)
+from harness.records import BUSY, NotMeasured, RoundTiming, Trial, grouped
 from harness.storage import RunFolder
 
 # Of a pair; each draft among many gets half of them
@@ -43,9 +50,9 @@ VISITS_PER_TEXT = 1.5
 # As many again for every further so many texts: about a sixth of a long run's time
 TEXTS_PER_MOST_VISITS = 48
 LEAST_ROUNDS = 16
-# A timing that lasts so long needs no more rounds than a slice: what disturbs a machine for 50 to
-# 200 ms is a small part of it, and of a slow pair all else would take minutes
-TIMING_S, LEAST_SLICE = 0.5, 2
+# A timing that lasts so long, in turns with those of other K, needs no more rounds: what disturbs a
+# machine for 50 to 200 ms disturbs all of them, and of a slow pair all else would take minutes
+TIMING_S, LEAST_SLICE = 0.35, 2
 # Plain tokens of a timing at most
 MOST_TOKENS = 32
 WARMUP_ROUNDS = 2
@@ -68,6 +75,7 @@ class TimedLoop:
             prompt of the set they generate from does not matter.
         prompts: by prompt set, the token ids of the run's prompts.
         positions: that the caches are sure to have.
+        beside: the models of so many generations at once; None where they are run one by one.
     """
 
     target: CausalModel
@@ -76,6 +84,7 @@ class TimedLoop:
     requests: Mapping[str, Sequence[Request]]
     prompts: Mapping[str, Sequence[tuple[int, ...]]]
     positions: int
+    beside: Callable[[int], Sequence[Models]] | None = None
 
     @property
     def new_tokens(self) -> int:
@@ -305,18 +314,15 @@ class RoundVisits:
 
     def _visit(self, number: int, tick: Callable[[], None]) -> bool:
         """Time everything once, and store it as a whole; whether other work disturbed it."""
-        timings: list[RoundTiming] = []
         others = OtherLoad()
-        for entry in self._loop.requests_of(number):
-            if self._measurement(entry) not in self._refused:
-                timing = self._timed(entry, number)
-                if isinstance(timing, str):
-                    failed = replace(self._measurement(entry), error=timing)
-                    self._refused.add(failed)
-                    self._folder.note_not_measured(failed)
-                else:
-                    timings.append(timing)
+        every = self._loop.requests_of(number)
+        asked = [entry for entry in every if self._measurement(entry) not in self._refused]
+        for _ in range(len(every) - len(asked)):
             tick()
+        together = [[entry] for entry in asked]
+        if self._loop.beside is not None:  # of one temperature, as caches for all take memory
+            together = grouped(asked, lambda entry: entry.sampling.temperature).values()
+        timings = [timing for group in together for timing in self._timed(group, number, tick)]
         load = others.so_far()
         share = load.load / load.processors
         timings = [replace(timing, other_share=share) for timing in timings]
@@ -324,36 +330,40 @@ class RoundVisits:
         self._lines += timings
         return share > BUSY
 
-    def _timed(self, request: Request, visit: int) -> RoundTiming | str:
-        """A timing: a generation, and further ones where it ends before it has enough rounds."""
-        rounds, new_tokens, seconds, number = 0, 0, 0.0, 0
-        k, budget = request.k, self._loop.new_tokens
-        least = rounds_timed(k, budget, self._round_s(request))
-        contexts: list[int] = []
-        while rounds < least:
-            entry = self._loop.generation(request, visit, number, least - rounds)
-            trial = run_trial(entry, self._loop.target, self._loop.draft)
-            if trial.error is not None:
-                return trial.error
-            rounds += trial.rounds or trial.new_tokens or 0
-            new_tokens += trial.new_tokens or 0
-            seconds += trial.decode_s or 0.0
-            contexts.append(len(entry.tokens))
+    def _timed(
+        self, requests: Sequence[Request], visit: int, tick: Callable[[], None]
+    ) -> list[RoundTiming]:
+        """Timings of requests that take turns; what cannot be timed is noted.
+
+        Each is a generation, and further ones where it ends before it has enough rounds.
+        """
+        loop = self._loop
+        models = loop.beside(len(requests)) if loop.beside else [(loop.target, loop.draft)]
+        timings = [
+            _Timing(each, rounds_timed(each.k, loop.new_tokens, self._round_s(each)))
+            for each in requests
+        ]
+        number = 0
+        while short := [index for index, each in enumerate(timings) if each.lacking]:
+            made = [
+                loop.generation(requests[index], visit, number, timings[index].lacking)
+                for index in short
+            ]
+            trials = run_side_by_side(made, [models[index] for index in short])
+            for index, entry, trial in zip(short, made, trials, strict=True):
+                timings[index].add(trial, len(entry.tokens))
+                if not self._lines:  # how long a round takes is not known before
+                    timings[index].least = rounds_timed(
+                        entry.k, loop.new_tokens, timings[index].round_s
+                    )
             number += 1
-            if not self._lines:  # how long a round takes is not known before
-                least = rounds_timed(k, budget, seconds / max(1, rounds))
-        return RoundTiming(
-            visit=visit,
-            model=request.model,
-            draft=self._loop.draft_name,
-            k=request.k,
-            temperature=request.sampling.temperature,
-            context_tokens=round(sum(contexts) / len(contexts)),
-            batch=1,
-            rounds=rounds,
-            new_tokens=new_tokens,
-            seconds=seconds,
-        )
+        for each in timings:
+            if each.error is not None:
+                failed = replace(self._measurement(each.request), error=each.error)
+                self._refused.add(failed)
+                self._folder.note_not_measured(failed)
+            tick()
+        return [each.timing(visit, loop.draft_name) for each in timings if each.error is None]
 
     def _measurement(self, request: Request) -> NotMeasured:
         temperature = request.sampling.temperature
@@ -361,3 +371,49 @@ class RoundVisits:
             return NotMeasured("plain_tokens", temperature=temperature)
         draft = self._loop.draft_name
         return NotMeasured("rounds", draft=draft, k=request.k, temperature=temperature)
+
+
+@dataclass
+class _Timing:
+    """What the generations of one request took so far; it needs `least` rounds (tokens)."""
+
+    request: Request
+    least: int
+    rounds: int = 0
+    new_tokens: int = 0
+    seconds: float = 0.0
+    contexts: list[int] = field(default_factory=list[int])
+    error: str | None = None
+
+    @property
+    def lacking(self) -> int:
+        """Rounds."""
+        return 0 if self.error is not None else max(0, self.least - self.rounds)
+
+    @property
+    def round_s(self) -> float:
+        """Seconds of a round so far."""
+        return self.seconds / max(1, self.rounds)
+
+    def add(self, trial: Trial, context: int) -> None:
+        """Add a generation after a prompt of so many tokens."""
+        self.error = trial.error
+        self.rounds += trial.rounds or trial.new_tokens or 0
+        self.new_tokens += trial.new_tokens or 0
+        self.seconds += trial.decode_s or 0.0
+        self.contexts.append(context)
+
+    def timing(self, visit: int, draft: str) -> RoundTiming:
+        """The line of rounds.jsonl."""
+        return RoundTiming(
+            visit=visit,
+            model=self.request.model,
+            draft=draft,
+            k=self.request.k,
+            temperature=self.request.sampling.temperature,
+            context_tokens=round(sum(self.contexts) / len(self.contexts)),
+            batch=1,
+            rounds=self.rounds,
+            new_tokens=self.new_tokens,
+            seconds=self.seconds,
+        )

@@ -16,7 +16,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor
@@ -189,6 +189,20 @@ class CachedModel:
         if count:
             self._cache.crop(-count)
             self._length -= count
+
+    def with_own_cache(self) -> Self:
+        """The same network with an empty cache of its own, for a text beside others."""
+        other = copy.copy(self)
+        other.states = None
+        other._clear()
+        return other
+
+    @torch.inference_mode()
+    def read_as(self, other: "CachedModel") -> None:
+        """Take the tokens in the cache of another model of the same network, without a forward."""
+        self._clear()
+        self._cache, self._length = copy.deepcopy(other._cache), other._length
+        self.states = other.states
 
     def _clear(self) -> None:
         self._cache, self._length = self.new_cache(), 0

@@ -24,6 +24,13 @@ from transformers.utils.hub import cached_file
 
 from harness.config import ModelConf
 from harness.models.memory import is_out_of_memory
+from harness.models.stored_quantized import (
+    MODELOPT,
+    check_method,
+    check_tensors,
+    stated_quantization,
+    stored_tensors,
+)
 from harness.records import UserError, first_line
 
 # Keys and class names that only heads for speculative decoding have (EAGLE 1-3, HASS, Medusa,
@@ -96,6 +103,17 @@ def check_source(conf: ModelConf, source: str) -> None:
     kind = _kind_of_config(config)
     if kind is not None and not (kind is PARD and conf.kind == "pard"):
         raise _not_a_model(conf, kind)
+    check_quantized(conf, source, config)
+
+
+def check_quantized(conf: ModelConf, source: str, config: Mapping[str, Any]) -> None:
+    """Refuse quantized weights that are not read as such, as far as the files are here."""
+    stated = stated_quantization(config)
+    modelopt = None if stated else small_file(source, MODELOPT, conf)
+    check_method(conf.where, config, modelopt)
+    if stated is None:
+        here = file_of(source, "config.json", conf)
+        check_tensors(conf.where, stored_tensors(here.parent) if here else ())
 
 
 def check_has_tokenizer(conf: ModelConf, source: str) -> None:

@@ -33,6 +33,7 @@ from harness.models.cached import output_weight
 from harness.models.checkpoint import (
     check_complete,
     check_has_tokenizer,
+    check_quantized,
     check_source,
     explained,
     quiet_transformers,
@@ -196,6 +197,7 @@ def load(
         )
         network, info = loaded
         check_complete(conf, network, info)
+        check_quantized(conf, source, config.to_dict())  # of the hub's files, which are here now
         if "device_map" not in options:
             network.to(_device(conf, device))
         eos = _eos(network.generation_config, tokenizer)

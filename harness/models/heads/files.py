@@ -18,6 +18,7 @@ from harness.models.checkpoint import explained, file_of, quiet_transformers
 from harness.models.heads.base import LoadedHead
 from harness.models.load import LoadedModel, source_of
 from harness.models.memory import MemoryNeed, check_fits
+from harness.models.stored_quantized import check_tensors, names_and_dtypes
 from harness.records import UserError, first_line
 from harness.serving.drafts import DRAFTS
 
@@ -61,6 +62,7 @@ class HeadFiles:
                 raise OSError(f"no file named {files[-1]} in {source}")
             pickled = file.name in pickles
             tensors = torch.load(file, weights_only=True) if pickled else load_file(file)
+            check_tensors(self.where, names_and_dtypes(tensors))
         return {
             name.removeprefix("model."): tensor
             for name, tensor in tensors.items()

@@ -43,6 +43,7 @@ from harness.models.checkpoint import explained, quiet_transformers, small_file
 from harness.models.heads.base import ChainHead, HeadNetwork, LoadedHead
 from harness.models.load import LoadedModel, check_on_one_device, source_of
 from harness.models.memory import MemoryNeed, check_fits
+from harness.models.stored_quantized import check_tensors, names_and_dtypes
 from harness.records import UserError
 
 # Model types of targets whose MTP layers are read
@@ -252,7 +253,9 @@ def load_mtp(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     size = float(sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize)
     check_fits([MemoryNeed(conf.keys, conf.name, device, dtype, size, 0)], 0)
     with quiet_transformers():
-        network = _network(config, tensors, target, f"{where}: the MTP layer in {conf.id}")
+        where = f"{where}: the MTP layer in {conf.id}"
+        check_tensors(where, names_and_dtypes(tensors))
+        network = _network(config, tensors, target, where)
     facts = {"architecture": "MTP", "layout": layers.pop(), "draft_vocab": target.vocab_size}
     network = network.to(device).eval()
     return LoadedHead.of(conf, target, network, facts, target.context_tokens)

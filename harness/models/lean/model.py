@@ -79,6 +79,21 @@ class LeanModel(CachedModel):
         logits = self._logits(self._hidden(tokens.to(self._home)))
         return logits.view(*tokens.shape, -1)
 
+    @torch.inference_mode()
+    def read_as(self, other: CachedModel) -> None:
+        """Take the tokens in the cache of another model of the same network, without a forward."""
+        assert isinstance(other, LeanModel)
+        if self._keys[0].shape != other._keys[0].shape:
+            self._allocate(1, other._keys[0].shape[2])
+        self._length, self.states = other._length, other.states
+        copied = zip([*self._keys, *self._values], [*other._keys, *other._values], strict=True)
+        for own, read in copied:
+            own[:, :, : self._length] = read[:, :, : self._length]
+
+    def _clear(self) -> None:
+        self._length = 0
+        self._allocate(1, CAPACITY)
+
     def _logits(self, hidden: Tensor) -> Tensor:
         return project(rms_norm(hidden, self.weights.norm, self.weights.eps), self.weights.head)
 
