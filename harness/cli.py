@@ -112,6 +112,8 @@ NOISY_ON_IMPORT = ("torchao", "torch.utils._pytree")
 
 # Of this command's jobs, those that ran in other processes included
 _statuses: list[int] = []
+# Numbers of the signals that asked this command to end
+_received: list[int] = []
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def run_app(command: str) -> NoReturn:
     register(command)
     OmegaConf.register_new_resolver("keys", help_of_keys, replace=True)
     _statuses.clear()
+    _received.clear()
     for name in NOISY_ON_IMPORT:
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -231,6 +234,7 @@ def _signals() -> Iterator[None]:
     """Raise `Interrupted` when a signal asks the process to end; ignored signals stay ignored."""
 
     def interrupt(number: int, _: object) -> NoReturn:
+        _received.append(number)
         raise Interrupted(number)
 
     names = ("SIGINT", "SIGTERM", "SIGHUP")  # the last one not on every system
@@ -242,10 +246,28 @@ def _signals() -> Iterator[None]:
         if handler is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, interrupt)
     try:
-        yield
+        with _interruption_first():
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _interruption_first() -> Iterator[None]:
+    """Raise `Interrupted` again where a library lost it.
+
+    An error in a library's own clean-up takes its place, and one that is raised while an object is
+    freed is dropped.
+    """
+    if _received:
+        raise Interrupted(_received[0])
+    try:
+        yield
+    except Exception as error:
+        if _received:
+            raise Interrupted(_received[0]) from error
+        raise
 
 
 def _flush() -> int:
@@ -262,7 +284,8 @@ def _flush() -> int:
 def run_job(command: str, config: DictConfig, words: Sequence[str]) -> int:
     """Runs one job, prints its `run:` line or its `error:` lines, and returns its status."""
     try:
-        outcome = work(command, to_dataclass(config, words))
+        with _interruption_first():
+            outcome = work(command, to_dataclass(config, words))
     except UserError as error:
         return _report(error, USER_ERROR, config, *error.lines)
     except OSError as error:

@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from conftest import Door
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 import harness.__main__ as package
 from harness import PACKAGE, cli, reporting
@@ -150,6 +153,23 @@ def test_an_error_is_one_line_and_a_status(
     assert capsys.readouterr() == ("", f"error: {line}\n")
     assert run(fail_with(error), "debug=true") == status
     assert ("Traceback" in capsys.readouterr().err) == (status != 130)
+
+
+@pytest.mark.parametrize("lost", ["replaced", "dropped"])
+def test_a_signal_ends_a_command_that_is_composed_also_where_a_library_loses_it(
+    lost: str, run: RunDoor, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parsed(*_: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if lost == "replaced":
+                raise AttributeError("'NoneType' object has no attribute 'stop'") from None
+        raise HydraException("as of a word that is refused later")
+
+    monkeypatch.setattr(OverridesParser, "parse_override", parsed)
+    assert run(fail_with(AssertionError())) == 130
+    assert capsys.readouterr() == ("", "error: interrupted by SIGINT; no run had begun\n")
 
 
 def test_a_missing_value_is_named_with_what_to_type(run: RunDoor, capsys: Captured) -> None:
