@@ -200,7 +200,9 @@ def run_app(command: str) -> NoReturn:
 
 def _report_composition(command: str, error: Exception) -> int:
     """Say why no configuration can be composed; the status."""
-    misspelt = _misspelt(command, error.__cause__) or _no_such_entry(error)
+    cause, misspelt = error.__cause__, _no_such_entry(error)
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
+        misspelt = _no_such_key(SCHEMAS[command], cause.full_key)
     if misspelt is not None:
         _say(f"error: {misspelt}")
         return USER_ERROR
@@ -407,13 +409,17 @@ def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
         UserError: a key that the command does not have was added with `+`, a key without a default
             was not given, an interpolation leads nowhere, or a value cannot be used.
     """
-    _refuse_added_keys(config, "")
+    for key in _added_keys(config):
+        error = _no_such_key(OmegaConf.get_type(config), key)
+        raise error or UserError(f"{key}: there is no such key")
     try:
         if any(config.get(key) is not None for key in ("resume", "traces_from")):
             from harness.commands.run_keys import with_keys_of_run
 
             config = with_keys_of_run(config, words)
-        _refuse_missing_keys(config)
+        if missing := sorted(OmegaConf.missing_keys(config)):
+            give = " ".join(f"{key}=..." for key in missing)
+            raise UserError(f"{missing[0]}: no value and no default; give {give}")
         named = any(word.startswith(("model", "experiment")) for word in words)
         if config.get("scores_from") and config.get("resume") is None and not named:
             raise UserError(
@@ -438,50 +444,34 @@ def _refuse_files_of_no_model(words: Sequence[str]) -> None:
             )
 
 
-def _refuse_missing_keys(config: DictConfig) -> None:
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        give = " ".join(f"{key}=..." for key in missing)
-        raise UserError(f"{missing[0]}: no value and no default; give {give}")
-
-
-def _refuse_added_keys(config: DictConfig, prefix: str) -> None:
-    """Refuse the first key that was added with `+` and that nothing reads, with similar names."""
-    schema = OmegaConf.get_type(config)
-    if not is_dataclass(schema):  # a mapping of the user's own, such as prompts.weights
-        return
-    known = [field.name for field in fields(schema)]
-    for key in map(str, config):
-        if key not in known:
-            raise _no_such_key(prefix, key, known)
+def _added_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Keys that were added with `+` and that nothing reads."""
+    schema: Any = OmegaConf.get_type(config)
+    # What is no schema is a mapping of the user's own, such as prompts.weights
+    for key in map(str, config) if is_dataclass(schema) else ():
         node = config._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            _refuse_added_keys(node, f"{prefix}{key}.")
+        if key not in schema.__dataclass_fields__:
+            yield f"{prefix}{key}"
+        elif isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            yield from _added_keys(node, f"{prefix}{key}.")
 
 
-def _misspelt(command: str, cause: BaseException | None) -> UserError | None:
-    """The error for a key that a command does not have; None where that is not the cause."""
-    if not isinstance(cause, ConfigAttributeError | ConfigKeyError) or not cause.full_key:
-        return None
-    group, dot, key = cause.full_key.rpartition(".")
-    names = [name for name, _ in keys_of(SCHEMAS[command])]
+def _no_such_key(schema: Any, full_key: str) -> UserError | None:
+    """The error for a key that a schema does not have; None where it has no such group."""
+    group, dot, key = full_key.rpartition(".")
+    names = [name for name, _ in keys_of(schema)]
     inside = [name.removeprefix(group + dot) for name in names if name.startswith(group + dot)]
     known = list(dict.fromkeys(name.partition(".")[0] for name in inside))
-    elsewhere = [name for name in names if name.endswith(f".{key}")]
-    if elsewhere and not group and key not in REMOVED:
-        return _no_such_key("", key, elsewhere, near=elsewhere)
-    return _no_such_key(group + dot, key, known) if known else None
-
-
-def _no_such_key(
-    prefix: str, key: str, known: Sequence[str], near: Sequence[str] | None = None
-) -> UserError:
-    if f"{prefix}{key}" in REMOVED:
-        return _removed(f"{prefix}{key}")
-    near = near or difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    if not known:
+        return None
+    if full_key in REMOVED:
+        return _removed(full_key)
+    elsewhere = [name for name in names if not group and name.endswith(f".{key}")]
+    similar = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    near = elsewhere or [f"{group}{dot}{name}" for name in similar]
+    shown = ", ".join(near or [f"{group}{dot}{name}" for name in known])
     heading = "similar names" if near else "it takes"
-    names = ", ".join(f"{prefix}{name}" for name in near or known)
-    return UserError(f"{prefix}{key}: there is no such key; {heading}: {names}")
+    return UserError(f"{full_key}: there is no such key; {heading}: {shown}")
 
 
 def _removed(key: str) -> UserError:
