@@ -179,7 +179,7 @@ def test_a_sweeps_step_times_serve_an_audition_and_are_kept_in_it(
         (["prompts.sets=[easy]"], ["tiny_good"], "other prompts"),
         ([], ["qwen3_0_6b"], "no traces of draft 'qwen3_0_6b'"),
         (["temperature=0.5"], ["tiny_good"], "no texts at temperature=0.5; it has 0, 1"),
-        (["decode.top_k=4"], ["tiny_good"], "drawn with decode.top_k=None"),
+        (["decode.top_k=4"], ["tiny_good"], "made with decode.top_k=None"),
         (["latency.draft_ms=1"], ["tiny_good"], "latency.target_ms: give it with"),
         (["latency.target_ms=1"], ["tiny_good"], "no time for draft 'tiny_good'"),
     ],

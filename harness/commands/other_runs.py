@@ -56,14 +56,18 @@ def check_source(key: str, run: StoredRun, decode: DecodeConf) -> None:
                 f"{key}: {values['differing']} of {values['texts']} greedy texts {how} plain "
                 "decoding's, so nothing of that pair is used; take another run"
             )
-    drawn = run.config.get("decode") or {}
-    for name in SAMPLING:
-        stored, asked = (
-            None if value == NEUTRAL.get(name) else value or None
-            for value in (drawn.get(name), getattr(decode, name))
-        )
-        if stored != asked:
-            raise UserError(f"{key}: drawn with decode.{name}={stored}; give the same")
+    _check_same(key, "decode.", run.config.get("decode"), decode, SAMPLING)
+
+
+def _check_same(
+    key: str, prefix: str, made: Mapping[str, Any] | None, asked: object, names: Sequence[str]
+) -> None:
+    """Refuse texts that were made with other values of some keys."""
+    for name in names:
+        both = stored, given = (made or {}).get(name), getattr(asked, name)
+        one, other = (None if value == NEUTRAL.get(name) else value or None for value in both)
+        if one != other:
+            raise UserError(f"{key}: made with {prefix}{name}={stored}; give the same, not {given}")
 
 
 # ---- texts and their scores ----------------------------------------------------------------------
@@ -119,10 +123,8 @@ def _check_texts_of(
             f"{key}: other prompts than these; leave prompts.* out, they come from that run "
             "(its prompt files must be as they were)"
         )
-    for name in ("chat_template", "enable_thinking"):
-        before = (run.config.get("prompts") or {}).get(name)
-        if before != getattr(config.prompts, name):
-            raise UserError(f"{key}: made with prompts.{name}={before}; give the same")
+    made_with = run.config.get("prompts")
+    _check_same(key, "prompts.", made_with, config.prompts, ("chat_template", "enable_thinking"))
     drawn = run.config.get("temperature") or ()
     other = next((value for value in config.temperature if value not in drawn), None)
     if other is not None:
@@ -204,10 +206,7 @@ def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> StoredTexts:
     """
     key = f"traces_from={config.traces_from}"
     traces, run = stored_traces(config, drafts, partly=True)
-    for name in ("seed", "new_tokens", "repetitions", "temperature"):
-        made, asked = run.config.get(name), getattr(config, name)
-        if made != asked:
-            raise UserError(f"{key}: made with {name}={made}; give the same, not {asked}")
+    _check_same(key, "", run.config, config, ("seed", "new_tokens", "repetitions", "temperature"))
     wanted = set(_text_keys(run, prompt_sets.load(config.prompts)))
     texts = (t for t in run.trials if t.k == 0 and t.status == "ok" and t.tokens)
     trials = tuple(t for t in texts if t.key in wanted)  # and not those of measured pairs
