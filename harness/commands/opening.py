@@ -1,7 +1,6 @@
 """The models that a run measures: loaded, checked, and ready with caches and threads."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from harness.commands.pair import (
     Pair,
     Target,
 )
-from harness.commands.progress import Bar, fetching, progress
+from harness.commands.progress import fetching, progress
 from harness.commands.tasks import EncodedPrompt
 from harness.config import AuditionConfig, ModelConf, PairConfig
 from harness.decoding.protocols import recorder_of
@@ -63,11 +62,7 @@ def _open_target(config: Config, prompts: Sequence[Prompt], eager_because: str |
     check_clock(config, config.model, device)
     check_memory(config, prompts)
     target = load_model(config.model, device)
-    backend = "eager" if eager_because else config.backend
-    with opening(backend, device.type, f"model {target.name}"):
-        model = cached_model(
-            target.network, target.vocab_size, target.shown, config.backend, eager_because
-        )
+    model = _cached(target, config, f"model {target.name}", eager_because)
     whole = encoded_conversations(target.tokenizer, prompts, config)
     positions = reserve(whole, config, [(target, model)])
     first = tuple(encoded_turn(target.tokenizer, prompt, 1, (), config) for prompt in prompts)
@@ -105,15 +100,18 @@ def open_draft(
     """
     device = resolve_device(config.device.name)
     check_clock(config, conf, device)
-    draft = load_draft(conf, device, target)
+    if not conf.spec.loader:
+        draft = load_model(conf, device)
+    elif isinstance(target, LoadedModel):
+        draft = conf.spec.load(conf, target)
+    else:
+        raise UserError(f"{conf.shown}: made of the target, whose weights are not here")
     models.check_tokenizers(target, draft)
     width = draft.vocab_size
     if isinstance(target, LoadedModel):  # tokens that the target lacks are padding
         width = min(width, target.vocab_size)
     because = _read_back(config) if isinstance(config, PairConfig) else None
-    with opening("eager" if because else config.backend, device.type, f"draft {draft.name}"):
-        model = cached_model(draft.network, width, draft.shown, config.backend, because)
-    return draft, model
+    return draft, _cached(draft, config, f"draft {draft.name}", because, width)
 
 
 def _read_back(config: PairConfig) -> str | None:
@@ -131,15 +129,9 @@ def _with_head(target: Target, conf: ModelConf, config: Config) -> HeadPair:
     with fetching(f"loading {conf.name}", _hub_id(conf)):
         head = conf.spec.load(conf, target.target)
     if recorder_of(target.target_model) is not None:
-        loaded, graphs = target.target, target.target_model
-        with opening("eager", graphs.device.type, f"model {loaded.name}, run eagerly,"):
-            eager = cached_model(
-                loaded.network,
-                graphs.vocab_size,
-                loaded.shown,
-                "cuda_graphs",
-                eager_because=GRAPHS_KEEP_NO_STATES,
-            )
+        loaded = target.target
+        what = f"model {loaded.name}, run eagerly,"
+        eager = _cached(loaded, config, what, GRAPHS_KEEP_NO_STATES)
         named = replace(loaded, name=f"{loaded.name}, eager")
         target = replace(target, target=named, target_model=eager)
     target.target_model.keep_states(head.network.layers)
@@ -155,30 +147,23 @@ def load_model(conf: ModelConf, device: Any) -> LoadedModel:
         return models.load(conf, device, expect=bar.expect, tick=bar)
 
 
-def load_draft(conf: ModelConf, device: Any, target: Vocabulary) -> LoadedModel:
-    """A draft in memory: the target's first layers, or a model of its own.
-
-    Raises:
-        UserError: an early exit of a target whose weights are not here, or that cannot be.
-    """
-    if not conf.spec.loader:
-        return load_model(conf, device)
-    if not isinstance(target, LoadedModel):
-        raise UserError(f"{conf.shown}: made of the target, whose weights are not here")
-    return conf.spec.load(conf, target)
-
-
 def _hub_id(conf: ModelConf) -> str | None:
     """The id that the hub is asked for; None for a model that is on this machine."""
     return None if conf.weights == "dummy" or conf.id.startswith("embedded:") else conf.id
 
 
-def opening(backend: str, device: str, *names: str) -> AbstractContextManager[Bar]:
-    """Show that models are checked, or compiled where they may be, while a block opens them."""
-    models = " and ".join(names)
-    if wants_graphs(backend, device):
-        return progress(f"compiling {models}, the first time takes minutes")
-    return progress(f"checking that {models} can be rewound")
+def _cached(
+    loaded: LoadedModel, config: Config, what: str, because: str | None, width: int | None = None
+) -> CachedModel:
+    """A model with a cache, checked, and run eagerly where `because` names a reason.
+
+    `width` is the number of its logits; None: its vocabulary's.
+    """
+    graphs = because is None and wants_graphs(config.backend, loaded.network.device.type)
+    checks = f"checking that {what} can be rewound"
+    with progress(f"compiling {what}, the first time takes minutes" if graphs else checks):
+        width = width or loaded.vocab_size
+        return cached_model(loaded.network, width, loaded.shown, config.backend, because)
 
 
 def check_clock(config: Config, conf: ModelConf, device: Any) -> None:
