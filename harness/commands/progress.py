@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 EVERY_S, SOON_S, LATE_S = 10.0, 2.0, 5.0
 # How often a bar is drawn, or looked at whether a line is due: rarely, since models are being timed
 LOOKS_PER_S = 2
-# The standard error of a mean, relative to it, up to which it says how long the rest takes
-MOST_ERROR = 0.5
 
 
 class Bar:
@@ -51,16 +49,12 @@ class Bar:
         """Begin with nothing counted; arguments as in `progress`."""
         self.label, self.total, self.done, self.due = label, total, 0, float("inf")
         self._display = display
-        self._counted = time.monotonic()
-        self._sizes = sizes
-        # Of what is counted: seconds of one of size 1
-        self._paces: list[float] = []
+        self._begun = self._counted = time.monotonic()
+        self._sizes = sizes or ()
 
     def __call__(self, count: int = 1) -> None:
-        """Count one, or so many that took the same."""
-        before, self._counted = self._counted, time.monotonic()
-        sizes = (self._size(self.done + each) for each in range(count))
-        self._paces += [(self._counted - before) / count / size for size in sizes]
+        """Count one, or so many."""
+        self._counted = time.monotonic()
         self.done += count
 
     def say(self, label: str, *, soon: bool = False) -> None:
@@ -79,31 +73,22 @@ class Bar:
 
     @property
     def left(self) -> str:
-        """About how long it takes, from the mean of what is counted, by its sizes.
+        """About how long it takes, by the mean pace so far, that of what is under way if slower.
 
-        Empty where that is not known: before the second, and while those that are counted differ so
-        much that the standard error of their mean is more than half of it (of two, one took more
-        than three times as long). What is under way counts into the mean once it takes longer than
-        that; where it is the last, nobody knows how long it still takes.
+        Empty before the second, and where the last one takes longer than that.
         """
         if not self.total or self.done < 2 or self.done >= self.total:
             return ""
-        since, size = time.monotonic() - self._counted, self._size(self.done)
-        others = sum(self._size(index) for index in range(self.done + 1, self.total))
-        paces, count = self._paces, self.done
-        pace = sum(paces) / count
-        if since > pace * size:
-            paces, count = [*paces, since / size], count + 1
-            pace = sum(paces) / count
-            if others <= 0:
-                return ""
-        variance = sum((each - pace) ** 2 for each in paces) / (count - 1) / count
-        if variance > (MOST_ERROR * pace) ** 2:
-            return ""
-        return f"about {_clock(pace * others + max(0.0, pace * size - since))} left"
+        done, rest, since = self._size(0, self.done), self._size(self.done, self.total), self._begun
+        pace = (self._counted - since) / done
+        pace = max(pace, (time.monotonic() - since) / (done + self._size(self.done, self.done + 1)))
+        left_s = pace * rest - (time.monotonic() - self._counted)
+        return f"about {_clock(left_s)} left" if left_s > 0.0 else ""
 
-    def _size(self, index: int) -> float:
-        return self._sizes[index] if self._sizes and index < len(self._sizes) else 1.0
+    def _size(self, begin: int, end: int) -> float:
+        """Of some of what is counted; 1 of each whose size is not known."""
+        known = self._sizes[begin:end]
+        return sum(known) + max(0, end - begin - len(known))
 
     def __str__(self) -> str:
         counted = f"{self.label} {self.counts}".strip()
