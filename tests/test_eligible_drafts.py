@@ -61,7 +61,7 @@ def test_auto_takes_what_needs_no_tokenizer_family_and_says_that_models_are_not_
     ("model", "draft", "result", "why"),
     [
         ("qwen3_4b", "qwen3_4b", "not eligible", "the target itself"),
-        ("qwen3_4b", "tiny_good", "not eligible", "another tokenizer: tiny, not qwen3"),
+        ("qwen3_4b", "tiny_good", "not eligible", "another tokenizer (tiny) than model=qwen3_4b"),
         ("qwen3_4b", "qwen3_8b", "not eligible", "has no fewer parameters than the target"),
         ("qwen3_30b_a3b", "qwen3_4b", "not eligible", "reads 1.3 times"),
         ("qwen3_14b", "qwen3_8b", "with a note", "reads 54% of the target's bytes per token"),

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from harness import prompts as prompt_sets
+from harness.commands.eligible_drafts import other_tokenizer
 from harness.commands.pair import Config
 from harness.commands.progress import fetching
 from harness.commands.tasks import EncodedPrompt
@@ -224,12 +225,8 @@ def _check_draft(
         check_tokenizers(target, vocabulary)
         check_lengths(prompts, config, [vocabulary])
         return
-    families = config.model.tokenizer_family, draft.tokenizer_family
-    if None not in families and families[0] != families[1]:
-        raise UserError(
-            f"{draft.shown}: another tokenizer ({families[1]}) than {config.model.shown}"
-            f" ({families[0]}); choose a draft of the target's own family"
-        )
+    if other := other_tokenizer(config.model, draft):
+        raise UserError(f"{draft.shown}: {other}; choose a draft of the target's own family")
 
 
 # ---- lengths -------------------------------------------------------------------------------------

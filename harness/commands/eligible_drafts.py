@@ -154,8 +154,8 @@ def _pairing(target: ModelConf, draft: DraftsEntry, card: GpuConf | None) -> Pai
         return no("not compared: give model.tokenizer_family=")
     if draft.tokenizer_family is None:
         return no("its config names no tokenizer_family")
-    if draft.tokenizer_family != target.tokenizer_family:
-        return no(f"another tokenizer: {draft.tokenizer_family}, not {target.tokenizer_family}")
+    if other := other_tokenizer(target, draft):
+        return no(other)
     if size is None or target_size is None:
         unknown = draft if size is None else target
         return Pairing(draft, "with a note", f"the size of {unknown.name} is not known", *numbers)
@@ -176,6 +176,14 @@ def _pairing(target: ModelConf, draft: DraftsEntry, card: GpuConf | None) -> Pai
         why = f"reads {share:.0%} of the target's bytes per token"
         return Pairing(draft, "with a note", why, *numbers)
     return Pairing(draft, "eligible", "", *numbers)
+
+
+def other_tokenizer(target: ModelConf, draft: ModelConf) -> str | None:
+    """That the configurations claim two tokenizers; None where they do not."""
+    one, other = draft.tokenizer_family, target.tokenizer_family
+    if one is None or other is None or one == other:
+        return None
+    return f"another tokenizer ({one}) than {target.shown} ({other})"
 
 
 def draft_size(draft: ModelConf, target: ModelConf) -> ModelSize | None:
