@@ -422,23 +422,6 @@ class AcceptanceByPosition:
 
 
 @dataclass(frozen=True)
-class CategoryAlpha:
-    """The alpha of one draft on one category of prompts (the prompt set where they have none)."""
-
-    temperature: float
-    draft: str
-    k: int
-    category: str
-    prompts: int  # with too few there is no interval
-    # accepted, judged: expected counts of tokens; alpha is their quotient
-    accepted: float
-    judged: float
-    alpha: float | None
-    alpha_lo: float | None
-    alpha_hi: float | None
-
-
-@dataclass(frozen=True)
 class AdaptiveRow:
     """Adaptive drafting by replay: up to K tokens, until one is less likely than the threshold."""
 
@@ -1329,7 +1312,6 @@ class Summary:
     # One per acceptance rule and temperature, the verdict's rule first.
     leaderboards: tuple[Leaderboard, ...] = ()
     acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
-    category_alpha: tuple[CategoryAlpha, ...] = ()
     adaptive: tuple[AdaptiveDrafting, ...] = ()
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None

@@ -65,6 +65,7 @@ REMOVED: dict[str, str] = {
         ),
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),
+    "category_alpha/*": "no decision hung on it: the answers are of prompt sets",
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",
     "served/structured*": "answers of a server are not checked",

@@ -10,7 +10,6 @@ from workloads import DRAFTS, KS, Steps, population, trace
 from harness.analysis.leaderboard import rank
 from harness.analysis.predicted import (
     Predicted,
-    category_alpha,
     evidence_of,
     replayed_rows,
     speedups,
@@ -342,16 +341,6 @@ def test_a_draft_that_never_proposes_has_no_alpha(traces):
     assert (plain.draft, row.alpha, row.alpha_lo) == (None, None, None)
     assert row.speedup == pytest.approx(1 / 1.01)
     assert replayed_rows(Predicted(replays, times), model="t")[1].acceptance_rate is None
-
-
-def test_categories_have_their_own_alpha_and_an_interval_from_8_prompts(traces):
-    labelled = [
-        replace(t, category="code" if i < 9 else None) for i, t in enumerate(traces["good"])
-    ]
-    rows = category_alpha(replay_drafts({"good": labelled}, "ratio", [4], 1.0))
-    assert {row.category: row.prompts for row in rows} == {"code": 9, "easy": 7, "hard": 8}
-    assert {row.category for row in rows if row.alpha_lo is not None} == {"code", "hard"}
-    assert [r.alpha for r in rows] == pytest.approx([r.accepted / r.judged for r in rows])
 
 
 def looped(replays, name, rng=None):

@@ -1,9 +1,9 @@
 """Predicted seconds: replayed rounds times what a round costs, and every number that follows.
 
 prediction = tokens per round x R(0) / R(K). Rows of results.csv, workload speedups with their
-intervals, alpha by category. Counts are expectations, so they are not whole. Rates are ratios of
-sums over prompts; percentiles are over prompts, a prompt's repetitions taken together. What is said
-of the whole workload weighs the prompt sets (`prompts.weights`).
+intervals. Counts are expectations, so they are not whole. Rates are ratios of sums over prompts;
+percentiles are over prompts, a prompt's repetitions taken together. What is said of the whole
+workload weighs the prompt sets (`prompts.weights`).
 
 Every candidate is judged against the plain token that was timed with its own draft; where these
 differ, its seconds are scaled to the first draft's, so that a machine whose speed changed between
@@ -41,13 +41,10 @@ from harness.stats.jackknife import (
     share_interval,
 )
 from harness.stats.workload import KNOWN, SharedError, VisitCosts
-from harness.summary import CategoryAlpha
 from harness.theory.replay import Replayed
 
 # By draft, at the temperature of what is predicted
 Latencies = Mapping[str, Latency]
-# The K at which categories are compared, or the nearest there is
-CATEGORY_K = 4
 
 
 def alpha_of(counts: Replayed) -> float | None:
@@ -322,34 +319,3 @@ def _prefill_seconds(replays: Replays, latency: Latency, draft: str | None = Non
     total = np.sum([part for part in parts if part is not None], axis=0)
     summed = np.bincount(prompt_of_text, total, minlength=len(replays.names))
     return summed.astype(np.float64)
-
-
-# ---- alpha by category ---------------------------------------------------------------------------
-
-
-def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
-    """Alpha of every draft on every category, at one K for all, since alpha drifts with K."""
-    k = min(replays.ks, key=lambda each: (abs(each - CATEGORY_K), each))
-    pairs = zip(replays.categories, replays.prompt_sets, strict=True)
-    names = [category or prompt_set for category, prompt_set in pairs]
-    rows: list[CategoryAlpha] = []
-    for category in sorted(set(names)):
-        part = replays.rows([name == category for name in names])
-        for draft in part.drafts:
-            counts = part.candidates[Candidate(draft, k)]
-            lo, hi = share_interval(counts.accepted, counts.judged) or (None, None)
-            rows.append(
-                CategoryAlpha(
-                    temperature=part.temperature,
-                    draft=draft,
-                    k=k,
-                    category=category,
-                    prompts=len(part.names),
-                    accepted=float(counts.accepted.sum()),
-                    judged=float(counts.judged.sum()),
-                    alpha=alpha_of(counts),
-                    alpha_lo=lo,
-                    alpha_hi=hi,
-                )
-            )
-    return tuple(rows)

@@ -48,7 +48,6 @@ class Replays:
     rule: Rule
     temperature: float
     names: tuple[PromptId, ...]  # [n] each prompt with its set
-    categories: tuple[str | None, ...]  # [n] of each prompt
     # prompt_tokens: of each prompt, the lengths of its texts' prompts (repetitions x turns), n.
     prompt_tokens: tuple[tuple[int, ...], ...]
     candidates: Mapping[Candidate, Replayed]  # by (draft, K), counts of each prompt
@@ -93,7 +92,6 @@ class Replays:
         return replace(
             self,
             names=tuple(self.names[row] for row in rows),
-            categories=tuple(self.categories[row] for row in rows),
             prompt_tokens=tuple(self.prompt_tokens[row] for row in rows),
             candidates={name: counts.rows(rows) for name, counts in self.candidates.items()},
         )
@@ -169,7 +167,6 @@ def by_prompt(
         rule=rule,
         temperature=texts[0].temperature,
         names=tuple(names),
-        categories=tuple(by_name[name][-1].category for name in names),
         prompt_tokens=tuple(tuple(each.prompt_tokens for each in by_name[name]) for name in names),
         candidates={name: each.summed(groups, len(names)) for name, each in counts.items()},
         lookups=lookups,

@@ -3,8 +3,8 @@
 A sweep has one draft and also runs generations: those of one K next to plain decoding, whose price
 and replay's rounds give the verdict, or of every K, on which alone it rests. Replay is checked
 against them. Without generations the verdict rests on replay. Rankings under every
-acceptance rule, alpha by category, whole requests and memory come from replay in both. A pair
-that changes greedy texts gets no verdict.
+acceptance rule and memory come from replay in both. A pair that changes greedy texts gets no
+verdict.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,6 @@ from harness.analysis.pairs import (
 )
 from harness.analysis.predicted import (
     Predicted,
-    category_alpha,
     evidence_of,
     gap_of,
     replayed_rows,
@@ -513,9 +512,6 @@ def analyse_pair(setup: Setup) -> Summary:
             if setup.priced_by is None or rule == setup.rule
         ),
         acceptance_by_position=tuple(_positions(run, boards)),
-        category_alpha=tuple(
-            row for each in drafts.by_own_rule for row in category_alpha(each.replays)
-        ),
         adaptive=tuple(_adaptive(run, made)),
         replay_checks=tuple(_replay_checks(run)),
         explanation=_explained(run, results, latencies, made[0].workload if made else None),

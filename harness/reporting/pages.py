@@ -84,10 +84,7 @@ PAGES: Mapping[str, Page] = {
             leaderboard.costs_table,
         ),
         brief=(answers.drafts_table,),
-        plots=(
-            *("leaderboard.svg", "speedup_vs_k.svg", "acceptance_by_category.svg"),
-            "acceptance_by_position.svg",
-        ),
+        plots=("leaderboard.svg", "speedup_vs_k.svg", "acceptance_by_position.svg"),
         grid=answers.timed_grid,
         serves=True,
     ),

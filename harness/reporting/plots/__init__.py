@@ -18,7 +18,6 @@ Maker = Callable[[Summary, int], style.Plot | None]
 MAKERS: Mapping[str, Maker] = {
     "speedup_vs_k.svg": speedup.draw_by_k,
     "leaderboard.svg": speedup.draw_leaderboard,
-    "acceptance_by_category.svg": acceptance.draw_by_category,
     "acceptance_by_position.svg": acceptance.draw_by_position,
     "load.svg": load.draw_load,
     "ceilings.svg": speedup.draw_ceilings,
@@ -29,7 +28,10 @@ MAKERS: Mapping[str, Maker] = {
     "speedup_ratio.svg": speedup.draw_ratios,
 }
 # Plots of earlier versions; only these and the current ones are removed, never a user's file
-LEFT = ("breakeven_vs_measured.svg", "acceptance_vs_temperature.svg", "verify_cost.svg")
+LEFT = (
+    *("acceptance_by_category.svg", "acceptance_vs_temperature.svg"),
+    *("breakeven_vs_measured.svg", "verify_cost.svg"),
+)
 NAMES = (*MAKERS, *LEFT)
 
 
