@@ -720,14 +720,8 @@ ThrottleReason = Literal["hw_thermal", "sw_thermal", "power_brake", "hw_slowdown
 class CardState:
     """The state of a card at one moment; None for values that its driver does not report."""
 
-    # sm_mhz, memory_mhz: present clocks
-    sm_mhz: float | None = None
-    memory_mhz: float | None = None
-    # max_sm_mhz, max_memory_mhz: highest possible clocks
-    max_sm_mhz: float | None = None
-    max_memory_mhz: float | None = None
-    # power_w, power_limit_w: present power, and its limit
-    power_w: float | None = None
+    sm_mhz: float | None = None  # the present clock
+    max_sm_mhz: float | None = None  # the highest possible clock
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None  # the limit unless somebody changes it
     temperature_c: float | None = None  # of the chip
@@ -752,13 +746,10 @@ class CardReadings:
     # Readings while the card was not idle. The values below are of these, or of all readings where
     # the card was always idle.
     busy: int
-    # As in `CardState`; of max_sm_mhz, max_memory_mhz and the two power limits the lowest
+    # As in `CardState`; of max_sm_mhz and the two power limits the lowest
     sm_mhz: Spread | None = None
-    memory_mhz: Spread | None = None
-    power_w: Spread | None = None
     temperature_c: Spread | None = None
     max_sm_mhz: float | None = None
-    max_memory_mhz: float | None = None
     power_limit_w: float | None = None
     # Readings with each reason; None where the driver does not report them
     throttled: Mapping[ThrottleReason, int] | None = None

@@ -36,15 +36,7 @@ from harness.records import (
     Trial,
     grouped,
 )
-from harness.storage.manifest import MemoryBandwidth
-from harness.summary import (
-    Bandwidth,
-    RoundBreakdown,
-    RoundPart,
-    StepCurve,
-    Summary,
-    WaterfallStep,
-)
+from harness.summary import RoundBreakdown, RoundPart, StepCurve, Summary, WaterfallStep
 from harness.theory.roofline import shortest_context, step_bounds
 from harness.theory.speedup import RoundTimes
 
@@ -61,13 +53,14 @@ def analyse_profile(setup: Setup) -> Summary:
     latency = latency_table(setup)
     bounds = step_bounds(latency)
     latency_of_pair = latency_of_draft(run, setup.draft, GREEDY)
+    bandwidth = run.manifest.bandwidth
     timed_rounds = latency_of_pair.rounds if latency_of_pair and latency_of_pair.visits else None
     base = Summary(
         run=run_facts(setup, measured),
         failures=failures(setup),
         results=tuple(measured),
         latency=latency,
-        bandwidth=_bandwidth(run.manifest.bandwidth),
+        bandwidth=bandwidth if bandwidth and bandwidth.source else None,
         step_bounds=tuple(bounds),
         rounds=tuple(round_breakdowns(run.parts, timed_rounds)),
         step_curves=tuple(step_curves(latency)),
@@ -95,12 +88,6 @@ def analyse_profile(setup: Setup) -> Summary:
         round_times=(latency_of_pair.round_summary(setup.draft),),
         ceilings=ceilings(rounds, ks),
     )
-
-
-def _bandwidth(measured: MemoryBandwidth | None) -> Bandwidth | None:
-    if measured is None or measured.gb_s is None or measured.source is None:
-        return None
-    return Bandwidth(measured.gb_s, measured.source, measured.target_gb_s, measured.draft_gb_s)
 
 
 def _plain_rows(trials: Sequence[Trial], model: str) -> list[ResultRow]:

@@ -44,7 +44,7 @@ from harness.models.memory import is_out_of_memory
 from harness.records import GREEDY, CopyBandwidth, RoundTiming, StepTiming, UserError, grouped
 from harness.storage import RunFolder
 from harness.storage.contents import Lines
-from harness.storage.manifest import MemoryBandwidth
+from harness.summary import MemoryBandwidth
 from harness.theory.roofline import is_card
 
 # A model this much smaller than the copied buffer may be read from a cache

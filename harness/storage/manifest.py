@@ -27,7 +27,7 @@ from harness.records import (
 )
 from harness.storage import files
 from harness.storage.contents import plain
-from harness.summary import CardRow, Dropped, PlanCheck, ServedCosts
+from harness.summary import CardRow, Dropped, MemoryBandwidth, PlanCheck, ServedCosts
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -139,32 +139,6 @@ class AuditionNotes:
     dropped: Mapping[str, Dropped] = field(default_factory=dict[str, Dropped])
     costs: AuditionCosts = AuditionCosts()
     untimed: tuple[str, ...] = ()
-
-
-# Of the target's bandwidth: below it a draft's copies were disturbed by other work
-DISTURBED = 0.7
-
-
-@dataclass(frozen=True)
-class MemoryBandwidth:
-    """10^9 bytes per second, of a model's own where a cache holds it; no `gb_s`: not found."""
-
-    gb_s: float | None = None
-    buffer_bytes: int | None = None
-    samples: int | None = None
-    source: Literal["measured", "datasheet"] | None = None
-    target_gb_s: float | None = None
-    draft_gb_s: float | None = None
-
-    @property
-    def plausible(self) -> bool:
-        """True where the models' own compare; a draft that reads far slower was disturbed.
-
-        It is the smaller one, so whatever cache holds the target holds it as well.
-        """
-        if self.target_gb_s is None or self.draft_gb_s is None:
-            return True
-        return self.draft_gb_s >= DISTURBED * self.target_gb_s
 
 
 @dataclass(frozen=True)
