@@ -133,7 +133,7 @@ def test_runs_that_did_not_end_well_are_marked(page: str) -> None:
         *(["complete"] * 5), "failed", "unfinished", "unreadable", "unreadable",
     ]  # fmt: skip
     assert page.count(' bad">') == 4
-    assert f"written by a newer version (schema {SCHEMA_VERSION + 1};" in page
+    assert f"made by a newer version (schema {SCHEMA_VERSION + 1};" in page
     assert "sweep_replay/traces.parquet" in page
 
 

@@ -443,15 +443,11 @@ def read_manifest(folder: Path) -> Manifest:
     version = entries.get("schema_version")
     if not isinstance(version, int):
         raise UserError(f"{file}: no schema_version; this is not a run's manifest")
-    if version < SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
+        age = "an earlier" if version < SCHEMA_VERSION else "a newer"
         raise UserError(
-            f"{folder}: made by an earlier version (schema {version}; this one reads "
-            f"{SCHEMA_VERSION}); make it again, or read it with the version that made it"
-        )
-    if version > SCHEMA_VERSION:
-        raise UserError(
-            f"{folder}: written by a newer version (schema {version}; this one reads "
-            f"{SCHEMA_VERSION}); upgrade the harness to read it"
+            f"{folder}: made by {age} version (schema {version}; this one reads {SCHEMA_VERSION});"
+            " read it with the version that made it, or make it again"
         )
     from pydantic import ValidationError  # see `_adapter`
 

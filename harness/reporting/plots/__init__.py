@@ -27,12 +27,6 @@ MAKERS: Mapping[str, Maker] = {
     "speedup_by_engine.svg": speedup.draw_engines,
     "speedup_ratio.svg": speedup.draw_ratios,
 }
-# Plots of earlier versions; only these and the current ones are removed, never a user's file
-LEFT = (
-    *("acceptance_by_category.svg", "acceptance_vs_temperature.svg"),
-    *("breakeven_vs_measured.svg", "verify_cost.svg"),
-)
-NAMES = (*MAKERS, *LEFT)
 
 
 class Drawn(NamedTuple):
@@ -55,7 +49,7 @@ def draw(summary: Summary, folder: Path) -> tuple[Drawn, ...]:
     """Write the plots into `folder` and return them in reading order; remove outdated ones."""
     plots = drawn(summary)
     files.directory(folder)
-    for name in set(NAMES) - {plot.name for plot in plots}:
+    for name in MAKERS.keys() - {plot.name for plot in plots}:  # never a user's file
         (folder / name).unlink(missing_ok=True)
     for plot in plots:
         files.write(folder / plot.name, plot.svg.encode())
