@@ -224,7 +224,9 @@ class ModelConf:
     @property
     def keys(self) -> ModelKeys:
         """Names of it and its keys in errors."""
-        return ModelKeys("model")
+        if isinstance(self, DraftsEntry):
+            return ModelKeys("draft", self.name)
+        return ModelKeys("draft" if isinstance(self, DraftConf) else "model")
 
     @property
     def shown(self) -> str:
@@ -264,20 +266,10 @@ class ModelConf:
 class DraftConf(ModelConf):
     """A draft, as the group draft= says."""
 
-    @property
-    def keys(self) -> ModelKeys:
-        """Names in the group draft=."""
-        return ModelKeys("draft")
-
 
 @dataclass
 class DraftsEntry(DraftConf):
     """A draft, as an entry of `drafts` says."""
-
-    @property
-    def keys(self) -> ModelKeys:
-        """Names in `drafts`."""
-        return ModelKeys("draft", self.name)
 
 
 # Keys that an entry of `drafts` may set besides its name and id
@@ -669,23 +661,15 @@ class ModelsConfig(CommandConfig):
         return ()
 
     @property
-    def default_rule(self) -> str | None:
-        """The acceptance rule where none is asked for."""
-        return "ratio"
-
-    @property
-    def takes_gguf(self) -> bool:
-        """True where the models may be GGUF files."""
-        return False
-
-    @property
     def prompts_of_a_set(self) -> int:
         """The value of prompts.limit=auto, of sets not from files: the fewest with an interval."""
         return 8
 
     @property
     def loop_clock(self) -> LoopClock:
-        """The clock of the harness's own loop."""
+        """The clock of the harness's own loop; a server's is another one."""
+        if isinstance(self, SweepConfig | AuditionConfig) and self.clock == "cpu":
+            return "cpu"
         return "wall"
 
     def check(self, _: str) -> None:
@@ -697,8 +681,9 @@ class ModelsConfig(CommandConfig):
             self.prompts.limit_files = self.prompts.limit != "auto"
         if self.prompts.limit == "auto":
             self.prompts.limit = self.prompts_of_a_set
+        engine = ENGINES[self.engine] if isinstance(self, ServerConfig) else OWN
         if self.decode.rule is None:
-            self.decode.rule = self.default_rule
+            self.decode.rule = engine.rule
         if self.decode.stop != "none":
             from harness.theory.acceptance_rules import ACCEPTANCE_RULES  # imports numpy
 
@@ -713,9 +698,10 @@ class ModelsConfig(CommandConfig):
         if self.new_tokens is None:
             stand_in = self.model.id.startswith("embedded:") or self.model.weights == "dummy"
             self.new_tokens = 48 if stand_in else 256
-        for role in ("model", "draft"):
+        started = isinstance(self, ServerConfig) and self.url is None
+        for role in ("model", "draft") if not (started and engine.reads_gguf) else ():
             conf = getattr(self, role, None)
-            if conf is not None and conf.gguf is not None and not self.takes_gguf:
+            if conf is not None and conf.gguf is not None:
                 raise UserError(
                     f"{role}.gguf: read by llama.cpp alone, where harness.server engine=llamacpp"
                     " starts it; leave it out"
@@ -814,11 +800,6 @@ class SweepConfig(PairConfig):
     def prompts_of_a_set(self) -> int:
         """Replay makes prompts cheap, and of those that are measured it takes what it needs."""
         return 32 if self.until == "decided" else super().prompts_of_a_set
-
-    @property
-    def loop_clock(self) -> LoopClock:
-        """The clock that the command line names."""
-        return self.clock  # type: ignore[return-value]  # validated
 
     @property
     def not_in_looks(self) -> str | None:
@@ -956,11 +937,6 @@ class ServerConfig(PairConfig):
         return f"{super().doing(f'{command} run')} on {where}"
 
     @property
-    def default_rule(self) -> str | None:
-        """The engine's own default; None where it is not known."""
-        return ENGINES[self.engine].rule
-
-    @property
     def not_in_looks(self) -> str | None:
         """The reason why replay cannot choose the K, so that every K is measured; else None."""
         engine = ENGINES[self.engine]
@@ -984,11 +960,6 @@ class ServerConfig(PairConfig):
         default = ServerConfig()
         settings = ("threads", "servers", "flags")
         return tuple(name for name in settings if getattr(self, name) != getattr(default, name))
-
-    @property
-    def takes_gguf(self) -> bool:
-        """Only of an engine that reads them, whose servers are started here."""
-        return ENGINES[self.engine].reads_gguf and self.url is None
 
     @property
     def varying(self) -> tuple[Varying, ...]:
@@ -1137,11 +1108,6 @@ class AuditionConfig(ModelsConfig):
         if self.traces_from is not None and not self.latency.measure:
             return "traces_from, where every score is known"
         return None
-
-    @property
-    def loop_clock(self) -> LoopClock:
-        """The clock that the command line names."""
-        return self.clock  # type: ignore[return-value]  # validated
 
     def _check_adaptive(self) -> None:
         stop = f"decode.stop={self.decode.stop}"
