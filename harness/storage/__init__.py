@@ -63,8 +63,6 @@ if TYPE_CHECKING:  # every command's --help imports this module, and must not wa
 
 RESULT_COLUMNS = TABLES["results.csv"].columns
 TRACES, CHECKS, CONFIDENCES = "traces.parquet", "checks.jsonl", "confidences.parquet"
-# What a reader of a run needs of it, with a checksum
-CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
 # What a run measured, of the files with a checksum; the others are derived from it
 MEASURED = (TRACES, CONFIDENCES, CHECKS, "latency_samples.csv", "parts.csv")
 ENDED = ("complete", "failed")
@@ -104,8 +102,6 @@ class StoredRun:
     simulated: tuple[SimulatedChoice, ...] = ()
     # checks.jsonl: greedy texts and distributions as the models judged them
     checks: tuple[Check, ...] = ()
-    # The files without a checksum, as where checksums.json was deleted
-    unverified: tuple[str, ...] = ()
     # How many fewer generations a complete run holds than it had when it ended
     lost_trials: int = 0
     # Files of what a complete run measured that are not there any more
@@ -274,10 +270,6 @@ class RunFolder:
         self._write_traces(traces, files.read_verified(self.path, TRACES))
         self._traces = [*before, *traces]
 
-    def confidences(self) -> list[DraftConfidence]:
-        """Every stored confidence, in order."""
-        return load_confidences(self.path)
-
     def add_confidences(self, confidences: Sequence[DraftConfidence]) -> None:
         """Store confidences; they replace those of the same draft and text.
 
@@ -286,7 +278,9 @@ class RunFolder:
         from harness.storage.traces import content_of_confidences  # imports numpy and pandas
 
         new = {(entry.draft, entry.key) for entry in confidences}
-        kept = [entry for entry in self.confidences() if (entry.draft, entry.key) not in new]
+        kept = [
+            entry for entry in load_confidences(self.path) if (entry.draft, entry.key) not in new
+        ]
         self._files.write(CONFIDENCES, content_of_confidences([*kept, *confidences]))
 
     def _write_traces(self, traces: Sequence[TextTrace], before: bytes | None) -> None:
@@ -348,9 +342,6 @@ def load(folder: str | Path) -> StoredRun:
         summary=summary,
         parts=parts_from(read_table(path, "parts.csv")),
         checks=read_checks(path, CHECKS),
-        unverified=tuple(
-            name for name in CHECKED if name not in known.files and (path / name).exists()
-        ),
         lost_trials=max(0, (known.trials or 0) - len(lines["trials"])) if complete else 0,
         lost_files=tuple(lost) if complete else (),
         **lines,

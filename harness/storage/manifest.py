@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from harness.records import (
     SCHEMA_VERSION,
@@ -37,8 +37,19 @@ Entries = Mapping[str, Any]
 SERVER = "server"
 
 
+class _View:
+    """A record of some entries of the file, which keeps all of them as `entries`."""
+
+    entries: Entries
+
+    @classmethod
+    def of(cls, entries: Entries) -> Self:
+        """From the entries of the file."""
+        return _adapter(cls).validate_python(_view(entries))
+
+
 @dataclass(frozen=True)
-class Environment:
+class Environment(_View):
     """The command line, the software and the machine (`harness.measurement.environment`).
 
     `memory_bytes` is the host's, `unused_card` why a card that is there was not used, `entries` all
@@ -54,14 +65,9 @@ class Environment:
     unused_card: str | None = None
     entries: Entries = field(default_factory=dict[str, Any])
 
-    @classmethod
-    def of(cls, entries: Entries) -> "Environment":
-        """From the entries of the file."""
-        return _adapter(cls).validate_python(_view(entries))
-
 
 @dataclass(frozen=True)
-class ModelEntry:
+class ModelEntry(_View):
     """A loaded model as it describes itself (`describe` of `harness.models`); `entries`: all of it.
 
     Sizes are None where its configuration has none; `id` and `kind` are of auditioned drafts,
@@ -102,11 +108,6 @@ class ModelEntry:
     engine_reason: str | None = None
     compiled: bool | None = None
     entries: Entries = field(default_factory=dict[str, Any])
-
-    @classmethod
-    def of(cls, entries: Entries) -> "ModelEntry":
-        """From the entries of the file."""
-        return _adapter(cls).validate_python(_view(entries))
 
 
 @dataclass(frozen=True)
@@ -460,7 +461,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _as_entry(value: Any) -> Any:
-    if isinstance(value, Environment | ModelEntry):
+    if isinstance(value, _View):
         return value.entries
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: _as_entry(getattr(value, each.name)) for each in fields(value)}
