@@ -8,7 +8,7 @@ from harness.summary import AcceptanceByPosition, Summary
 POSITION_CAPTION = "Share of rounds in which at least j draft tokens were accepted, j = 1..K"
 
 
-def draw_by_position(summary: Summary, across: int) -> style.Plot | None:
+def draw_by_position(summary: Summary) -> style.Plot | None:
     """A panel per temperature: a curve per prompt set at the largest K, or per replayed draft."""
     curves = [
         entry
@@ -29,7 +29,7 @@ def draw_by_position(summary: Summary, across: int) -> style.Plot | None:
 
     names = list(dict.fromkeys(map(name_of, curves))) if measured else summary.drafts
     panels = grouped(curves, lambda entry: entry.temperature)
-    figure, axes = style.panels(len(panels), across, y="rounds that accept at least j")
+    figure, axes = style.panels(len(panels), y="rounds that accept at least j")
     style.percent_axis(axes[0])
     for panel, temperature in zip(axes, sorted(panels), strict=True):
         for entry in panels[temperature]:

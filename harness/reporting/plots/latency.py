@@ -14,13 +14,13 @@ CURVES_UNDER = "dashed: v = 1, a verify that costs one step, as most calculators
 POSITIONS = "n (positions in one target forward)"
 
 
-def draw_verify_curves(summary: Summary, across: int) -> style.Plot | None:
+def draw_verify_curves(summary: Summary) -> style.Plot | None:
     """A panel per context, a line per batch; None where no verifies were timed."""
     if not summary.step_curves:
         return None
     panels = grouped(summary.step_curves, lambda curve: curve.context_tokens)
     batches = sorted({curve.batch for curve in summary.step_curves})
-    figure, axes = style.panels(len(panels), across, y="v(n)")
+    figure, axes = style.panels(len(panels), y="v(n)")
     for panel, (context, curves) in zip(axes, panels.items(), strict=True):
         for curve in curves:
             look = style.look(batches.index(curve.batch))
@@ -52,19 +52,16 @@ WATERFALL_CAPTION = (
 )
 FALL_UNDER = "grey: speedups; orange: what a cause takes away; green: what it adds; dashed: no gain"
 BAR_WIDTH = 0.62
-NARROW_LETTERS = 18  # letters of a cause's name in one line on a phone
 
 
-def draw_waterfall(summary: Summary, across: int) -> style.Plot | None:
+def draw_waterfall(summary: Summary) -> style.Plot | None:
     """Horizontal bars, top to bottom; None where the parts of a round were not timed."""
     entry = fastest_round(summary)
     if entry is None:
         return None
     names, steps = zip(*named_waterfall(entry), strict=True)
     last = len(steps)
-    narrow = across == style.NARROW
-    height = (0.5 if narrow else 0.42) * (last + 1) + 1.1
-    figure, (axes,) = style.panels(1, across, width=7.4, height=height)
+    figure, (axes,) = style.panels(1, width=7.4, height=0.42 * (last + 1) + 1.1)
     bars = [(0, 0.0, steps[0].speedup, style.GREY, fmt.speedup(steps[0].speedup))]
     for index, (before, after) in enumerate(pairwise(steps), start=1):
         low, high = sorted((before.speedup, after.speedup))
@@ -74,12 +71,11 @@ def draw_waterfall(summary: Summary, across: int) -> style.Plot | None:
     for place, low, high, colour, text in bars:
         axes.barh(place, high - low, BAR_WIDTH, left=low, color=colour)
         style.note_at(axes, text, (high, place), xytext=(4, 0), ha="left", va="center")
-    folded = [style.folded(name, NARROW_LETTERS) if narrow else name for name in names]
-    axes.set_yticks(range(last + 1), [*folded, "timed rounds"])
+    axes.set_yticks(range(last + 1), [*names, "timed rounds"])
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.axvline(1.0, color=style.INK, linewidth=1.0, linestyle=style.DASHED)
-    axes.set_xlim(0.0, (1.5 if narrow else 1.18) * max(step.speedup for step in steps))
+    axes.set_xlim(0.0, 1.18 * max(step.speedup for step in steps))
     axes.set_xlabel("speedup over plain decoding")
     axes.set_title(f"K = {entry.k}, {entry.rounds} rounds")
     return style.plot("waterfall.svg", WATERFALL_CAPTION.format(k=entry.k), figure, FALL_UNDER)

@@ -33,7 +33,7 @@ REPLAYED_UNDER = "predicted: tokens per round by replay x R(0) / R(K){engines}"
 DRAFT_TOKENS = "K (draft tokens per round)"
 
 
-def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
+def draw_by_k(summary: Summary) -> style.Plot | None:
     """A panel per temperature with a series per prompt set; None without a speedup.
 
     With several drafts a panel per temperature and prompt set, with a series per draft.
@@ -61,7 +61,7 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
     by_panel = grouped(points, panel_of)
     lines_of = grouped(lines, lambda row: (panel_of(row), series_of(row)))
     few = summary.on_few_prompts
-    figure, axes = style.panels(len(by_panel), across, y="speedup")
+    figure, axes = style.panels(len(by_panel), y="speedup")
     known = [v for r in points + lines for v in (r.speedup, r.speedup_hi) if v is not None]
     axes[0].set_ylim(0.0, 1.08 * max(1.25, *known))
     for panel, (at, rows) in zip(axes, sorted(by_panel.items()), strict=True):
@@ -136,12 +136,12 @@ CEILING_UNDER = (
 )
 
 
-def draw_ceilings(summary: Summary, across: int) -> style.Plot | None:
+def draw_ceilings(summary: Summary) -> style.Plot | None:
     """The break-even alpha and the ideal speedup of each K; None where no times are known."""
     ceilings = sorted(summary.ceilings, key=lambda ceiling: ceiling.k)
     if not ceilings:
         return None
-    figure, (needed, ideal) = style.panels(2, across, share_y=False)
+    figure, (needed, ideal) = style.panels(2, share_y=False)
     places, ks = range(len(ceilings)), [str(ceiling.k) for ceiling in ceilings]
     alphas = [ceiling.breakeven_alpha for ceiling in ceilings]
     needed.bar(places, [1.0 if a is None else a for a in alphas], color=style.COLOURS[0], alpha=0.8)
@@ -169,31 +169,30 @@ BOARD_UNDER = (
     "predicted, with 95 % interval; filled: the best that an engine has; corrected: less what"
     " choosing it adds; the dashed line: no speculation"
 )
-LETTERS, NARROW_LETTERS = 23, 16  # letters of a draft's name in one line
+LETTERS = 23  # letters of a draft's name in one line
 # Letters of a bold title, and of the small text below it, in the width of one letter of a name
 BOLD, SMALL = 1.45, 2
 
 
-def draw_leaderboard(summary: Summary, across: int) -> style.Plot | None:
+def draw_leaderboard(summary: Summary) -> style.Plot | None:
     """A panel per leaderboard, all on one scale; None without a leaderboard."""
     ranked = boards(summary)
     if not ranked:
         return None
     longest = max(len(board.rows) for board in ranked)
     height = 1.9 + 0.4 * longest
-    figure, axes = style.panels(len(ranked), across, share_y=False, width=5.2, height=height)
-    narrow = across == style.NARROW
+    figure, axes = style.panels(len(ranked), share_y=False, width=5.2, height=height)
     ends = [end for board in ranked for row in board.rows for end in (row.speedup, row.speedup_hi)]
     for panel, board in zip(axes, ranked, strict=True):
-        _board(panel, board, summary.drafts, NARROW_LETTERS if narrow else LETTERS)
+        _board(panel, board, summary.drafts)
         # The numbers stand to the right of the intervals
         most = max(value for value in (1.0, *ends) if value is not None)
-        panel.set_xlim(0.0, (1.6 if narrow else 1.3) * most)
+        panel.set_xlim(0.0, 1.3 * most)
         panel.set_ylim(longest - 0.4, -0.6)
     return style.plot("leaderboard.svg", BOARD_CAPTION, figure, BOARD_UNDER)
 
 
-def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> None:
+def _board(axes: Axes, board: Board, drafts: tuple[str, ...]) -> None:
     axes.axvline(1.0, color=style.INK, linewidth=1.2, linestyle=style.DASHED, zorder=1)
     for place, row in enumerate(board.rows):
         plain = {"color": style.INK, "marker": "X"}
@@ -203,13 +202,13 @@ def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
         PLAIN if row.draft is None else f"{name_of(row, board.marks)}, K={row.k}"
         for row in board.rows
     ]
-    axes.set_yticks(range(len(names)), [style.folded(name, letters) for name in names])
+    axes.set_yticks(range(len(names)), [style.folded(name, LETTERS) for name in names])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.set_xlabel("speedup")
-    lines = style.folded("" if board.every_rule else board.acceptance, SMALL * letters)
-    title = style.folded(board.name[0].upper() + board.name[1:], int(BOLD * letters))
+    lines = style.folded("" if board.every_rule else board.acceptance, SMALL * LETTERS)
+    title = style.folded(board.name[0].upper() + board.name[1:], int(BOLD * LETTERS))
     axes.set_title(title, pad=9 + 13 * (lines.count("\n") + 1))
     style.note_at(axes, lines, (0, 1), xycoords="axes fraction", ha="left", color=style.GREY)
 
@@ -246,7 +245,7 @@ ENGINES_CAPTION = (
 ENGINES_UNDER = "measured, one request at a time, with 95 % interval; no points where not lossless"
 
 
-def draw_engines(summary: Summary, across: int) -> style.Plot | None:
+def draw_engines(summary: Summary) -> style.Plot | None:
     """A panel per temperature with a series per compared run; None without a server run."""
     every = summary.comparison.engines if summary.comparison else ()
     points = [row for row in every if row.concurrency == 1 and row.lossless and row.speedup]
@@ -255,7 +254,7 @@ def draw_engines(summary: Summary, across: int) -> style.Plot | None:
     runs = grouped(points, lambda row: row.run)
     alike = len({engine(rows[0]) for rows in runs.values()}) < len(runs)
     names = {run: f"{engine(rows[0])}{f', {run}' if alike else ''}" for run, rows in runs.items()}
-    figure = _against_k(points, names, across, "speedup")
+    figure = _against_k(points, names, "speedup")
     return style.plot("speedup_by_engine.svg", ENGINES_CAPTION, figure, ENGINES_UNDER)
 
 
@@ -266,7 +265,7 @@ RATIO_CAPTION = (
 RATIO_UNDER = "run / {reference}, over the prompts that both have, with 95 % interval"
 
 
-def draw_ratios(summary: Summary, across: int) -> style.Plot | None:
+def draw_ratios(summary: Summary) -> style.Plot | None:
     """A panel per temperature with a series per compared run; None without a speedup ratio."""
     compared = summary.comparison
     if compared is None:
@@ -276,7 +275,7 @@ def draw_ratios(summary: Summary, across: int) -> style.Plot | None:
         return None
     names = {run.name: run.name for run in compared.runs}
     thresholds = {run.threshold for run in compared.runs if run.threshold is not None}
-    figure = _against_k(whole, names, across, "speedup_ratio", levels=thresholds)
+    figure = _against_k(whole, names, "speedup_ratio", levels=thresholds)
     under = RATIO_UNDER.format(reference=compared.reference)
     return style.plot("speedup_ratio.svg", RATIO_CAPTION, figure, under)
 
@@ -284,7 +283,6 @@ def draw_ratios(summary: Summary, across: int) -> style.Plot | None:
 def _against_k(
     rows: Sequence[EngineRow | ComparisonRow],
     names: Mapping[str, str],
-    across: int,
     field: str,
     levels: Iterable[float] = (),
 ) -> Figure:
@@ -295,7 +293,7 @@ def _against_k(
         levels: thresholds (`fail_below`), a line each.
     """
     panels = grouped(rows, lambda row: row.temperature or 0.0)
-    figure, axes = style.panels(len(panels), across, y=field.replace("_", " "))
+    figure, axes = style.panels(len(panels), y=field.replace("_", " "))
     ks = sorted({row.k for row in rows})
     for panel, (temperature, timed) in zip(axes, sorted(panels.items()), strict=True):
         line = {"color": style.INK, "linewidth": 1.2, "zorder": 1}
