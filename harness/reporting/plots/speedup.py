@@ -1,6 +1,6 @@
 """Plots of speedups: by K, of each draft at its best K, of compared runs, and break-even alphas."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -24,11 +24,6 @@ BY_REPLAY = "predicted by replay, not run"
 GAIN_UNDER = (
     "points: measured{intervals}; lines: predicted, tokens per round by replay x R(0) / R(K)"
 )
-FEW_UNDER = (
-    "; hollow: measured on few prompts of the set (until=decided), so it compares neither with the"
-    " line, which is of all, nor with filled points"
-)
-FEW_LABEL = "few prompts"
 REPLAYED_UNDER = "predicted: tokens per round by replay x R(0) / R(K){engines}"
 DRAFT_TOKENS = "K (draft tokens per round)"
 
@@ -36,12 +31,17 @@ DRAFT_TOKENS = "K (draft tokens per round)"
 def draw_by_k(summary: Summary) -> style.Plot | None:
     """A panel per temperature with a series per prompt set; None without a speedup.
 
-    With several drafts a panel per temperature and prompt set, with a series per draft.
+    With several drafts a panel per temperature and prompt set, with a series per draft. A point on
+    few prompts of its set compares with no other, so it is not drawn.
     """
+    few = summary.on_few_prompts
     points = [
         row
         for row in summary.generated
-        if row.k > 0 and row.speedup is not None and stability.of_cell(summary, row) is None
+        if row.k > 0
+        and row.speedup is not None
+        and row not in few
+        and stability.of_cell(summary, row) is None
     ]
     if not points:
         return None
@@ -60,19 +60,20 @@ def draw_by_k(summary: Summary) -> style.Plot | None:
     names = drafts if several else list(dict.fromkeys(map(series_of, points)))
     by_panel = grouped(points, panel_of)
     lines_of = grouped(lines, lambda row: (panel_of(row), series_of(row)))
-    few = summary.on_few_prompts
     figure, axes = style.panels(len(by_panel), y="speedup")
     known = [v for r in points + lines for v in (r.speedup, r.speedup_hi) if v is not None]
     axes[0].set_ylim(0.0, 1.08 * max(1.25, *known))
     for panel, (at, rows) in zip(axes, sorted(by_panel.items()), strict=True):
-        ks = sorted({row.k for row in rows})
+        ks = sorted({row.k for row in points + lines if panel_of(row) == at})
         style.ticks(panel, ks, DRAFT_TOKENS, log=True)
         line = {"color": style.INK, "linewidth": 1.2, "linestyle": style.DASHED}
         panel.axhline(1.0, **line, label="no speculation", zorder=1)
         for name, series in grouped(rows, series_of).items():
             index = names.index(name)
             _prediction_line(panel, lines_of.get((at, name), ()), style.look(index)["color"])
-            _measured_points(panel, series, few, (index, len(names)), label=name)
+            at_ks = style.dodge([row.k for row in series], index, len(names))
+            values = [fmt.bounded(row) for row in series]
+            style.points(panel, at_ks, values, label=name, linestyle="none", **style.look(index))
         prompts = f", {at[1]} prompts" if several else ""
         panel.set_title(f"temperature {fmt.temperature(at[0])}{prompts}")
     rule = points[0].rule
@@ -85,7 +86,6 @@ def draw_by_k(summary: Summary) -> style.Plot | None:
             intervals=" with their intervals" if bars else "",
             lines=", the prediction as a line" if lines else "",
         )
-    under += FEW_UNDER if any(row in few for row in points) else ""
     caption = GAIN_CAPTION.format(points=shown)
     return style.plot("speedup_vs_k.svg", caption, figure, under)
 
@@ -97,29 +97,6 @@ def _predicted(summary: Summary) -> list[ResultRow]:
         for row in summary.alone
         if row.source != "measured" and row.k > 0 and row.speedup is not None
     ]
-
-
-def _measured_points(
-    axes: Axes,
-    rows: Sequence[ResultRow],
-    few: Collection[ResultRow],
-    place: tuple[int, int],
-    label: str,
-) -> None:
-    """Draw the points of a series with their intervals; points on few prompts are hollow.
-
-    `place` is the index of the series and the number of series.
-    """
-    look = style.look(place[0])
-    # Filled ones first, for the legend
-    for hollow, those in sorted(grouped(rows, lambda row: row in few).items()):
-        at = style.dodge([row.k for row in those], *place)
-        fill = {"markerfacecolor": "white"} if hollow else {}
-        values = [fmt.bounded(row) for row in those]
-        style.points(axes, at, values, label=label, linestyle="none", **look, **fill)
-        if hollow:  # one entry in the legend for all series
-            key: dict[str, Any] = {"color": style.GREY, "marker": "o", "markerfacecolor": "white"}
-            axes.plot([], [], label=FEW_LABEL, linestyle="none", **key)
 
 
 def _prediction_line(axes: Axes, rows: Sequence[ResultRow], colour: str) -> None:
