@@ -161,8 +161,6 @@ class RunFolder:
         self.lines: Mapping[str, Lines[Any]] = {
             each.file.stem: each for each in vars(self).values() if isinstance(each, Lines)
         }
-        if lock is not None and lock.unlocked is not None:
-            self.manifest = manifest.updated(written_without_lock=lock.unlocked)
 
     @classmethod
     def create(

@@ -333,7 +333,6 @@ class Manifest:
     door: str = ""  # the command that made it
     # running, complete or failed; a run that was interrupted stays running
     status: str | None = None
-    written_without_lock: str | None = None
     created_utc: str | None = None
     interrupted_by: str | None = None
     environment: Environment = Environment()
