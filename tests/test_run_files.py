@@ -62,7 +62,8 @@ def folder(tmp_path: Path) -> RunFolder:
     path = shutil.copytree(FROZEN / "sweep", tmp_path / "run")
     run = RunFolder.resume(path, "sweep", CONFIG)
     where = {"prompt_set": "easy", "temperature": 0.0, "k": 0, "ms_per_token": 2.5}
-    run.write_results([ResultRow(model="tiny", draft="tiny_good", source="measured", **where)])  # type: ignore[arg-type]
+    row = ResultRow(model="tiny", draft="tiny_good", source="measured", **where)  # type: ignore[arg-type]
+    run.write_table("results.csv", ResultRow, [row])
     run.write_summary(SUMMARY)
     return run
 
@@ -108,10 +109,9 @@ def test_tables_have_the_contracts_columns_and_empty_means_empty(tmp_path: Path)
     folder = RunFolder.create(tmp_path, "profile", ["7"], {})
     timings = [StepTiming("draft", "007", "step", 1, 16, 1, (0.001,), "12")]
     folder.write_timings(timings)
-    folder.write_latency(latency_rows(timings))
-    folder.write_results(
-        [ResultRow(model="tiny", prompt_set="easy", temperature=0.0, k=0, source="measured")]
-    )
+    folder.write_table("latency.csv", LatencyRow, latency_rows(timings))
+    rows = [ResultRow(model="tiny", prompt_set="easy", temperature=0.0, k=0, source="measured")]
+    folder.write_table("results.csv", ResultRow, rows)
     stored = load(folder.path)
     assert folder.timings() == stored.timings == timings, "names like numbers stay names"
     assert tuple(stored.results.columns) == RESULT_COLUMNS
@@ -238,7 +238,7 @@ def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFold
     stored = load(folder.path)
     assert "renamed" in set(stored.results.draft)
     again = RunFolder.resume(folder.path, "sweep", CONFIG)
-    again.write_latency(latency_rows(again.timings()))
+    again.write_table("latency.csv", LatencyRow, latency_rows(again.timings()))
     checksums = json.loads((folder.path / "checksums.json").read_text())
     assert {*checksums["files"]} == {"latency.csv"}
 
@@ -388,7 +388,7 @@ def test_a_kill_between_two_writes_is_not_taken_for_damage(
             done = 0
             patch.setattr(os, "replace", killed_at(count, bool(after)))
             try:
-                again.write_latency(latency_rows(new))
+                again.write_table("latency.csv", LatencyRow, latency_rows(new))
                 again.write_timings(new)
                 again.write_summary(SUMMARY)
             except SystemExit:
@@ -482,7 +482,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     broken(number, call)
     for write in (
         lambda: folder.trials.append(extra),
-        lambda: folder.write_results([]),
+        lambda: folder.write_table("results.csv", ResultRow, []),
         lambda: folder.write_traces(traces[:1]),
         lambda: folder.write_timings(folder.timings()[:1]),
         lambda: folder.note(status="complete"),

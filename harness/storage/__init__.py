@@ -218,10 +218,6 @@ class RunFolder:
         """Write latency_samples.csv, one line per sample."""
         self._write_table("latency_samples.csv", samples_of(timings))
 
-    def write_latency(self, rows: Sequence[LatencyRow]) -> None:
-        """Write latency.csv, what analysis makes of samples and rounds."""
-        self._write_table("latency.csv", map(asdict, rows))
-
     def timings(self) -> list[StepTiming]:
         """The step timings already stored, raw samples and all; empty where there are none."""
         return timings_from(read_table(self.path, "latency_samples.csv"))
@@ -238,12 +234,8 @@ class RunFolder:
         """Write checks.jsonl, one line per check, its kind first."""
         self._write(CHECKS, check_lines(checks))
 
-    def write_results(self, rows: Sequence[ResultRow]) -> None:
-        """Write results.csv, one row per cell."""
-        self._write_table("results.csv", map(asdict, rows))
-
     def write_table(self, name: str, record: type[Any], rows: Sequence[Any]) -> None:
-        """Write a further csv file, of a record's fields."""
+        """Write a csv file with a column for each field of a record: results.csv, latency.csv, ..."""
         columns = [field.name for field in fields(record)]
         self._write(name, csv_text(columns, map(asdict, rows)))
 
