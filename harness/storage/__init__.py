@@ -23,11 +23,9 @@ import yaml
 from harness.records import (
     SCHEMA_VERSION,
     DraftConfidence,
-    LatencyRow,
     LoadTiming,
     NotMeasured,
     PartTiming,
-    ResultRow,
     RoundTiming,
     Scrape,
     SimulatedChoice,
@@ -235,7 +233,7 @@ class RunFolder:
         self._write(CHECKS, check_lines(checks))
 
     def write_table(self, name: str, record: type[Any], rows: Sequence[Any]) -> None:
-        """Write a csv file with a column for each field of a record: results.csv, latency.csv, ..."""
+        """Write a csv file with a column for each field of its record."""
         columns = [field.name for field in fields(record)]
         self._write(name, csv_text(columns, map(asdict, rows)))
 
