@@ -133,6 +133,11 @@ def _timeout_factor() -> Any:
     return key(1.0, "of every limit on the time of a request, for a very slow server", above=0)
 
 
+def _number(default: Any, meaning: str, **limits: Any) -> Any:
+    """A whole number, or auto."""
+    return key(default, meaning, auto=True, whole=True, least=1, **limits)
+
+
 def _sizes(meaning: str) -> Any:
     limits: dict[str, Any] = {"auto": True, "form": list, "whole": True, "least": 1}
     return key("auto", meaning, example="[1,4,16]", distinct=True, **limits)
@@ -177,9 +182,7 @@ class ModelConf:
     """A model, and how to load it (groups model= and draft=)."""
 
     name: str = key("", "short name in tables and files; empty: the last part of the id")
-    kind: str = key(
-        "model", "a head, a look-up, early_exit, copy, ... (docs/keys.md)", choices=DRAFTS
-    )
+    kind: str = key("model", "a head, a look-up, early_exit, ... (docs/keys.md)", choices=DRAFTS)
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
     revision: str | None = key(None, "commit, tag or branch of the hub repository")
     dtype: str = key(
@@ -208,9 +211,7 @@ class ModelConf:
     layers: int | None = key(
         None, "of an early exit: how many of the target's layers; null: a quarter", least=1
     )
-    block: int | None = key(
-        None, "positions of a block, drafts of a P-EAGLE head; null: trained", least=2
-    )
+    block: int | None = key(None, "positions of a block or a P-EAGLE head; null: trained", least=2)
     head_of: str | None = key(None, "of a head: the id of the target that it was made for")
     gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: that of an embedded model")
     # Any, as prompts.weights; `harness.theory.architecture` reads it
@@ -395,29 +396,17 @@ class PromptsConf:
     sets: list[str] | None = key(
         None, "shipped sets; null: easy and hard, or none with files or hub", distinct=True
     )
-    files: list[str] = key(
-        [], "your own files instead: jsonl, json, csv, txt, parquet", distinct=True
-    )
+    files: list[str] = key([], "your own files instead: jsonl, json, csv, txt, ...", distinct=True)
     hub: str | None = key(None, "a hub data set instead, ORG/NAME or a folder")
     hub_subset: str | None = key(None, "its configuration")
     hub_split: str | None = key(None, "its split, or a slice of one, as test[:200]")
     hub_column: str | None = key(None, "its column that holds the prompt; null finds one")
     skip_unusable: bool | None = key(None, "whether entries that are no prompts are skipped")
     log: str | None = key(None, "a log of served requests, of which a sample stands for all")
-    sample: int | None = key(
-        None, "requests of prompts.log that are sampled; null: 200", least=20, most=100_000
-    )
+    sample: int | None = key(None, "requests of prompts.log; null: 200", least=20, most=100_000)
     # Any, because auto is filled in by the command's `check`
-    limit: Any = key(
-        None,
-        "prompts of a set at most; auto: own files whole; null: all",
-        auto=True,
-        whole=True,
-        least=1,
-    )
-    limit_files: bool | None = key(
-        None, "whether limit holds for own files too; null: unless it is auto"
-    )
+    limit: Any = _number(None, "prompts of a set at most; auto: own files whole; null: all")
+    limit_files: bool | None = key(None, "whether limit holds for own files; null: if not auto")
     # Any: into a typed dict Hydra's command line lets no new key
     weights: Any = key(
         None,
@@ -633,14 +622,8 @@ class ModelsConfig(CommandConfig):
     k: list[int] = _grid(1, 2, 4, 8)
     new_tokens: Any = _tokens(None, NEW_TOKENS)
     repetitions: int = _repetitions(1, "measured repeats of each generation")
-    threads: Any = key(
-        "auto",
-        "CPU threads; auto: measured",
-        auto=True,
-        whole=True,
-        least=1,
-        most=CORES,
-        why="logical cores here",
+    threads: Any = _number(
+        "auto", "CPU threads; auto: measured", most=CORES, why="logical cores here"
     )
     backend: str = key(
         "auto",
@@ -900,16 +883,10 @@ class ServerConfig(PairConfig):
         distinct=True,
         example="[2,5]",
     )
-    tpot_ms: float | None = key(
-        None, "with rate: a goal, of which the share that meets it is given", above=0
-    )
+    tpot_ms: float | None = key(None, "with rate: the share that meets this goal is given", above=0)
     ttft_ms: float | None = key(None, "likewise, until the first token", above=0)
     until: str | None = _until("decided: the best K, of four or more; all: every K, as under load")
-    budget_s: float | None = key(
-        1800.0,
-        "seconds that it may take, for which less is asked; null: any",
-        above=0,
-    )
+    budget_s: float | None = key(1800.0, "seconds that all of it may take; null: any", above=0)
     repetitions: int = _repetitions(5, "visits: each asks every server for every prompt")
     clock: str = key(
         "engine",
@@ -921,13 +898,7 @@ class ServerConfig(PairConfig):
     latency_from: str | None = key(
         None, "a run whose round times of the harness's loop are used for it"
     )
-    servers: Any = key(
-        "auto",
-        "servers that run at a time; auto: all that fit the memory",
-        auto=True,
-        whole=True,
-        least=1,
-    )
+    servers: Any = _number("auto", "servers that run at a time; auto: all that fit the memory")
     flags: list[str] = key([], "further flags of the servers that are started")
     timeout_factor: float = _timeout_factor()
 
@@ -1048,18 +1019,14 @@ class AuditionConfig(ModelsConfig):
     budget_s: float | None = _budget()
     engine: str | None = _engine()
     traces_from: str | None = key(None, "a run whose texts, scores and other keys are used")
-    scores_from: list[str] = key(
-        [], "scores made elsewhere (docs/scores.md): no model is loaded", distinct=True
-    )
+    scores_from: list[str] = key([], "scores made elsewhere (docs/scores.md)", distinct=True)
     texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
     api_key_env: str | None = _api_key_env()
     timeout_factor: float = _timeout_factor()
     clock: str = _loop_clock()
     latency_from: str | None = key(None, "a run whose times are used; a server run: its engine's")
     latency: LatencyConf = field(default_factory=LatencyConf)
-    combine: list[str] = key(
-        [], "auditions of one target, one per card, whose cards are ranked", distinct=True
-    )
+    combine: list[str] = key([], "auditions of one target by card, to be ranked", distinct=True)
 
     def doing(self, command: str) -> str:
         """The command, its drafts and their target, or the auditions whose cards are ranked."""
@@ -1165,9 +1132,7 @@ class SnapshotConfig(PairConfig):
     """Keys of `python -m harness.snapshot`."""
 
     k: list[int] = _grid(4)
-    temperature: list[float] = _temperatures(
-        0.0, meaning="0: texts, token by token; above: draws, by chi-square"
-    )
+    temperature: list[float] = _temperatures(0.0, meaning="0: texts; above: draws, by chi-square")
     new_tokens: Any = _tokens(64, NEW_TOKENS)
     draws: int = key(
         5000,
@@ -1205,9 +1170,7 @@ class BreakevenConfig(CommandConfig):
 
     draft_ms: float | None = key(None, "one step of the draft, milliseconds")
     target_ms: float | None = key(None, "one step of the target, milliseconds")
-    verify_ms: list[float] | None = key(
-        None, "entry i: the target over i positions; null: as one step"
-    )
+    verify_ms: list[float] | None = key(None, "entry i: target over i positions; null: one step")
     alpha: list[float] = key([0.2, 0.4, 0.6, 0.8, 0.9, 1.0], "alphas to tabulate")
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10, meaning="draft tokens per round")
     acceptance_rate: Any = key(
@@ -1216,9 +1179,7 @@ class BreakevenConfig(CommandConfig):
     acceptance_by_position: list[float] | None = key(
         None, "measured share of rounds that kept at least j tokens", example="[0.7,0.5]"
     )
-    acceptance_from: str | None = key(
-        None, "acceptance from a file of `vllm bench serve --save-result`"
-    )
+    acceptance_from: str | None = key(None, "from a file of `vllm bench serve --save-result`")
     baseline_from: str | None = key(None, "target_ms from such a file without speculation")
     latency_from: str | None = key(None, "a run whose step and round times are used")
 
@@ -1235,9 +1196,7 @@ class PlanConfig(CommandConfig):
     temperature: list[float] | None = key(
         None, "of the run, one, whose requests; null: its first", least=0, example="[0]"
     )
-    slots: int | None = key(
-        None, "requests side by side on a card; null: the most that were timed", least=1
-    )
+    slots: int | None = key(None, "requests side by side on a card; null: most timed", least=1)
     cache_tokens: list[int] | None = key(
         None,
         "tokens that a card holds, plain and drafting; null: all slots'",
@@ -1281,9 +1240,7 @@ class ReportConfig(CommandConfig):
     draft_ms: float | None = key(None, "with metrics: one step of the draft, milliseconds")
     target_ms: float | None = key(None, "with metrics: one step of the target, milliseconds")
     verify_ms: list[float] | None = key(None, "with metrics: entry i: the target over i positions")
-    k: list[int] | None = key(
-        None, "with records: K of each file, 0 for plain; null: as they say", least=0
-    )
+    k: list[int] | None = key(None, "with records: K of each file; null: as they say", least=0)
     temperature: list[float] | None = key(
         None,
         "with records: of all requests; with metrics: of latency_from=; one",
@@ -1291,9 +1248,7 @@ class ReportConfig(CommandConfig):
         example="[0]",
     )
     engine: str | None = _engine()
-    fail_below: float | None = key(
-        None, "exit status 1 below this speedup (runs=: share of the first)"
-    )
+    fail_below: float | None = key(None, "exit status 1 below this speedup, or ratio (runs=)")
 
     def doing(self, command: str) -> str:
         """The command and what it reads."""
