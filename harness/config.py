@@ -598,12 +598,7 @@ class CommandConfig:
 
     results_root: str = key("results", "folder of the run folders")
     seed: int = key(0, "of all random numbers", least=0, most=2**63 - 1)
-    # Any: true, false or tables
-    verbose: Any = key(
-        False,
-        "tables: print the answer's tables too; true: the whole report",
-        choices=(False, "tables", True),
-    )
+    verbose: bool = key(False, "print the whole report, with every table")
     debug: bool = key(False, "show the traceback of an error")
 
     def doing(self, command: str) -> str:
@@ -1337,8 +1332,7 @@ def _check(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
         if known is not None and entry not in known:
             why = limits.get("refused", {}).get(entry, "is unknown")
             why = why if why == "is unknown" else f"is refused ({why})"
-            names = (str(name).lower() if isinstance(name, bool) else name for name in known)
-            raise UserError(f"{where}: {entry!r} {why}; use one of {', '.join(names)}")
+            raise UserError(f"{where}: {entry!r} {why}; use one of {', '.join(known)}")
         if "pattern" in limits and not limits["pattern"].fullmatch(entry):
             raise UserError(f"{where}: {entry!r} is unknown; use {limits['takes']}")
         whole = "int" in str(kind) or "whole" in limits
