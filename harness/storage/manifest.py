@@ -7,7 +7,7 @@ report shows all that is there.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -414,7 +414,7 @@ class Manifest:
         unknown = changes.keys() - {each.name for each in fields(self)}
         if unknown:
             raise TypeError(f"a manifest has no {', '.join(sorted(unknown))}")
-        entries = {**self.entries, **plain(_as_entry(changes))}
+        entries = {**self.entries, **plain(changes)}
         removed = {name for name, value in changes.items() if value is None}
         return Manifest.of({key: value for key, value in entries.items() if key not in removed})
 
@@ -457,16 +457,6 @@ def read_manifest(folder: Path) -> Manifest:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise UserError(f"{file}: {place}: {first['msg']}; not a run's manifest") from error
-
-
-def _as_entry(value: Any) -> Any:
-    if isinstance(value, _View):
-        return value.entries
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _as_entry(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _as_entry(item) for key, item in value.items()}
-    return [_as_entry(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @cache
