@@ -260,7 +260,7 @@ class Trial:
     # The tokens' log-probabilities at temperature 1, as a server returned them; None where they
     # were not requested
     logprobs: tuple[float, ...] | None = None
-    # Time of a server's request for one token, subtracted to give decode_s; None where that is timed
+    # A server's request for one token, subtracted to give decode_s; None where that is timed alone
     one_token_s: float | None = None
     user_s: float | None = None  # from sending a server's request to its answer, client's clock
     # The part of user_s after the first token: by the server's clock, or if it does not report
