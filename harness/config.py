@@ -239,7 +239,7 @@ class ModelConf:
         """Its id as errors name it."""
         return self.keys.of("id", self.id)
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Refuse an empty id and random weights without an architecture; fill in the name."""
         keys = self.keys
         if not self.id:
@@ -438,28 +438,25 @@ class PromptsConf:
             raise UserError(f"prompts.enable_thinking={value}: use true, false or [false,true]")
         return tuple(modes)
 
-    def check(self, prompts: str) -> None:
+    def check(self) -> None:
         """Refuse a workload without prompts, or without a weight; fill in the shipped sets."""
         for name in ("sets", "files", "hub", "weights", "max_turns") if self.log else ():
             if getattr(self, name):
                 raise UserError(
-                    f"{prompts}.{name}: not with {prompts}.log, whose requests and shares are the"
-                    " workload; give one of the two"
+                    f"prompts.{name}: not with prompts.log, whose requests are the workload"
                 )
         if self.sets is None:
             self.sets = [] if self.files or self.hub or self.log else [*SHIPPED_SETS]
         if not self.sets and not self.files and not self.hub and not self.log:
-            raise UserError(f"{prompts}.sets=[] and {prompts}.files=[]: give at least one")
-        of_hub = ("hub_subset", "hub_split", "hub_column")
-        needs: dict[str, str] = dict.fromkeys(of_hub, "hub=ORG/NAME")
-        needs["sample"] = "log=FILE"
-        for name, source in needs.items():
+            raise UserError("prompts.sets=[] and prompts.files=[]: give at least one")
+        needs = dict.fromkeys(("hub_subset", "hub_split", "hub_column"), "hub=ORG/NAME")
+        for name, source in {**needs, "sample": "log=FILE"}.items():
             if getattr(self, name) is not None and not getattr(self, source.partition("=")[0]):
-                raise UserError(f"{prompts}.{name}: only with {prompts}.{source}")
+                raise UserError(f"prompts.{name}: only with prompts.{source}")
         if self.system is not None and not self.system.strip():
-            raise UserError(f"{prompts}.system: empty; give the message, or null for none")
+            raise UserError("prompts.system: empty; give the message, or null for none")
         if self.weights is not None and not sum(self.weights.values()):
-            raise UserError(f"{prompts}.weights: all are 0; give at least one set a share")
+            raise UserError("prompts.weights: all are 0; give at least one set a share")
         _ = self.thinking_modes
 
 
@@ -505,19 +502,18 @@ class DecodeConf:
         names = [] if self.acceptance is None else ["acceptance"]
         return [*names, "stop"] if self.stop != "none" else names
 
-    def check(self, decode: str) -> None:
+    def check(self) -> None:
         """Refuse stop strings that cannot be meant, and two things that exclude each other."""
         for text in self.stop_strings or ():
             if not text:
-                raise UserError(f"{decode}.stop_strings: an empty string would end every text")
+                raise UserError("decode.stop_strings: an empty string would end every text")
             if "\\n" in text:
                 raise UserError(
-                    f"{decode}.stop_strings: {text} holds a backslash and an n, not a line break; "
-                    f"in a shell write $'{decode}.stop_strings=[\"\\n\\n\"]'"
+                    f"decode.stop_strings: {text} holds a backslash and an n, not a line break; "
+                    f"in a shell write $'decode.stop_strings=[\"\\n\\n\"]'"
                 )
         if len(self.loop_only) > 1:
-            one, other, *_ = self.loop_only
-            raise UserError(f"{decode}.{one} and {decode}.{other}: give one of the two")
+            raise UserError("decode.acceptance and decode.stop: give one of the two")
 
 
 @dataclass
@@ -650,7 +646,7 @@ class ModelsConfig(CommandConfig):
             return "cpu"
         return "wall"
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Refuse what changes how the loop runs, where it is not measured.
 
         Fills in the rule, new_tokens, prompts.limit and whether it holds for files.
@@ -701,9 +697,9 @@ class PairConfig(ModelsConfig):
         """The command and its pair."""
         return f"{command} of {self.model.name} with {self.draft.name}"
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Refuse two models of one name, and random weights next to real ones."""
-        super().check(_)
+        super().check()
         self.draft = of_target(self.model, self.draft)
         if self.model.name == self.draft.name and self.model.id != self.draft.id:
             raise UserError(
@@ -742,9 +738,9 @@ class ProfileConfig(PairConfig):
         """The parts of a round may be timed with synthetic acceptance."""
         return ("acceptance",)
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """The parts of a round are timed without a penalty."""
-        super().check(_)
+        super().check()
         if self.decode.repetition_penalty not in (None, 1.0):
             raise UserError(
                 "decode.repetition_penalty: a profile times the parts of a round without one; "
@@ -790,13 +786,13 @@ class SweepConfig(PairConfig):
             return f"decode.stop={self.decode.stop} and a penalty, which are not replayed together"
         return None
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """A recorded graph drafts a fixed number of tokens; a look-up is sure of none.
 
         Fills in what is measured.
         """
         self.until = _checked_until(self)
-        super().check(_)
+        super().check()
         if self.latency_from is not None and self.mode == "measure":
             raise UserError(
                 "latency_from: a sweep that measures times its own rounds; give mode=replay"
@@ -961,7 +957,7 @@ class ServerConfig(PairConfig):
                     " concurrency=[1,4,16]"
                 )
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Refuse addresses that are none, or not one per server.
 
         Fills in what is measured.
@@ -971,7 +967,7 @@ class ServerConfig(PairConfig):
         if not any(self.k):
             raise UserError(f"k=[{ADAPTIVE}]: give K to compare with, as k=[4,{ADAPTIVE}]")
         self._check_varying()
-        super().check(_)
+        super().check()
         self.until = _checked_until(self)
         for url in self.url or ():
             check_address("url", url)
@@ -1029,13 +1025,13 @@ class AuditionConfig(ModelsConfig):
             return f"ranking the cards of {len(self.combine)} auditions"
         return f"{command} of {', '.join(self.drafts or ['scored drafts'])} for {self.model.name}"
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """A single draft is the only one, or one that `drafts` names; texts have one source.
 
         Fills in what is measured.
         """
         self.until = _checked_until(self)
-        super().check(_)
+        super().check()
         self._check_texts()
         if self.latency.measure:
             self._check_measure()
@@ -1142,7 +1138,7 @@ class SnapshotConfig(PairConfig):
         choices=("none", "tokens"),
     )
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Texts are shown at temperature 0 only; a dtype that is left open is float32.
 
         Rounding in 16 bits flips near ties between a verify and a step, and in 32 bits bugs are
@@ -1152,7 +1148,7 @@ class SnapshotConfig(PairConfig):
             self.model = replace(self.model, dtype="float32")
         if self.draft.dtype == "auto":
             self.draft = replace(self.draft, dtype="float32")
-        super().check(_)
+        super().check()
         if self.show == "tokens" and 0 not in self.temperature:
             raise UserError(
                 "show=tokens: texts are made at temperature 0 only; add it to temperature"
@@ -1208,7 +1204,7 @@ class PlanConfig(CommandConfig):
         """The question."""
         return f"{command} for {self.rate:g} requests/s from {self.run}"
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Refuse a plan without a goal, and several values of a key that holds one."""
         if self.tpot_ms is None and self.ttft_ms is None:
             raise UserError("tpot_ms: no goal is given; give tpot_ms=... or ttft_ms=..., or both")
@@ -1250,7 +1246,7 @@ class ReportConfig(CommandConfig):
         read = self.run or self.index or self.metrics or ", ".join(self.runs or self.records)
         return f"{command} of {read}"
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Refuse what is no address of a server."""
         if self.metrics is not None:
             check_address("metrics", self.metrics)
@@ -1296,7 +1292,7 @@ def checked(config: Config, name: str = "") -> Config:
         elif value is not None and entry.metadata:
             _check(dotted, value, entry.type, entry.metadata)
     if (check := getattr(config, "check", None)) is not None:
-        check(name)
+        check()
     return config
 
 
