@@ -599,7 +599,9 @@ class CommandConfig:
 
     def doing(self, command: str) -> str:
         """The first line of the command's progress."""
-        return command
+        models = (getattr(self, role, None) for role in ("model", "draft"))
+        pair = " with ".join(conf.name for conf in models if conf is not None)
+        return f"{command} of {pair}" if pair else command
 
 
 @dataclass
@@ -661,10 +663,8 @@ class ModelsConfig(CommandConfig):
         if self.decode.stop != "none":
             from harness.theory.acceptance_rules import ACCEPTANCE_RULES  # imports numpy
 
-            fixed_k = [
-                name for name, rule in ACCEPTANCE_RULES.items() if rule.rejected == "unknown"
-            ]
-            if self.decode.rule in fixed_k:
+            rules = ACCEPTANCE_RULES.items()
+            if any(name == self.decode.rule and rule.rejected == "unknown" for name, rule in rules):
                 raise UserError(
                     f"decode.stop={self.decode.stop}: what is drafted after a rejected token is not"
                     f" replayed by decode.rule={self.decode.rule}; give one of the two"
@@ -692,10 +692,6 @@ class PairConfig(ModelsConfig):
     """Keys of every command that runs a target with one draft."""
 
     draft: DraftConf = field(default_factory=DraftConf)
-
-    def doing(self, command: str) -> str:
-        """The command and its pair."""
-        return f"{command} of {self.model.name} with {self.draft.name}"
 
     def check(self) -> None:
         """Refuse two models of one name, and random weights next to real ones."""
@@ -892,11 +888,6 @@ class ServerConfig(PairConfig):
     servers: Any = _number("auto", "servers that run at a time; auto: all that fit the memory")
     flags: list[str] = key([], "further flags of the servers that are started")
     timeout_factor: float = _timeout_factor()
-
-    def doing(self, command: str) -> str:
-        """The pair and the engine, too."""
-        where = ", ".join(self.url) if self.url else self.engine
-        return f"{super().doing(f'{command} run')} on {where}"
 
     @property
     def not_in_looks(self) -> str | None:
@@ -1200,10 +1191,6 @@ class PlanConfig(CommandConfig):
     gpu: GpuConf | None = None
     dry_run: bool = key(False, "say what is known and what is missing, and stop")
 
-    def doing(self, command: str) -> str:
-        """The question."""
-        return f"{command} for {self.rate:g} requests/s from {self.run}"
-
     def check(self) -> None:
         """Refuse a plan without a goal, and several values of a key that holds one."""
         if self.tpot_ms is None and self.ttft_ms is None:
@@ -1240,11 +1227,6 @@ class ReportConfig(CommandConfig):
     )
     engine: str | None = _engine()
     fail_below: float | None = key(None, "exit status 1 below this speedup, or ratio (runs=)")
-
-    def doing(self, command: str) -> str:
-        """The command and what it reads."""
-        read = self.run or self.index or self.metrics or ", ".join(self.runs or self.records)
-        return f"{command} of {read}"
 
     def check(self) -> None:
         """Refuse what is no address of a server."""
