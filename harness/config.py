@@ -1023,14 +1023,10 @@ class AuditionConfig(ModelsConfig):
         """
         self.until = _checked_until(self)
         super().check()
-        self._check_texts()
-        if self.latency.measure:
-            self._check_measure()
-        if self.decode.stop != "none":
-            self._check_adaptive()
+        self._check_sources()
         if self.scores_from:
-            self._check_scores()
-        elif self.drafts is None:
+            return  # `drafts` says what drafts of its tables are, and may be none
+        if self.drafts is None:
             self.drafts = [self.draft.name] if self.draft else [*EMBEDDED_DRAFTS]
         elif self.draft and not {OWN_DRAFT, self.draft.name} & {*self.drafts}:
             raise UserError(
@@ -1058,55 +1054,40 @@ class AuditionConfig(ModelsConfig):
             return "traces_from, where every score is known"
         return None
 
-    def _check_adaptive(self) -> None:
-        stop = f"decode.stop={self.decode.stop}"
-        if self.decode.repetition_penalty not in (None, 1.0):
-            raise UserError(f"{stop}: an audition replays it without decode.repetition_penalty")
-        for name in ("texts_from", "traces_from", "scores_from"):
-            if getattr(self, name):
-                raise UserError(f"{stop}: not with {name}; the drafts draft on from new texts")
-
-    def _check_scores(self) -> None:
-        """Refuse what scores made elsewhere do not go with; `drafts` says what their drafts are."""
-        for name in ("draft", "traces_from", "texts_from"):
-            if getattr(self, name):
-                raise UserError(f"{name}: not with scores_from; drafts= says what its drafts are")
-        if AUTO_DRAFTS in (self.drafts or ()):
-            raise UserError("drafts=auto: not with scores_from; name the drafts of its tables")
-        self._check_times("scores_from")
-
-    def _check_times(self, source: str) -> None:
-        """Refuse scores or texts from a `source` that times nothing, without times."""
-        if self.latency.target_ms is None and self.latency_from is None:
-            raise UserError(
-                f"{source}: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
-                " or latency_from=RUN"
-            )
-
-    def _check_measure(self) -> None:
-        """Refuse to time the drafts of another run's texts where that is not what is asked."""
-        if self.traces_from is None:
-            raise UserError(
-                "latency.measure: with traces_from=RUN only; without it steps are timed"
-            )
-        if self.latency.target_ms is not None or self.latency_from is not None:
-            raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
-
-    def _check_texts(self) -> None:
+    def _check_sources(self) -> None:
+        """Refuse what does not go with texts, scores and times from elsewhere."""
+        given = [n for n in ("texts_from", "traces_from", "scores_from") if getattr(self, n)]
+        timed = self.latency.target_ms is not None or self.latency_from is not None
         for draft in map(split_draft, self.drafts or ()):
             if draft.id is not None and draft.id.startswith(("http://", "https://")):
                 raise UserError(
                     f"drafts: {draft.name}: a server's address; drafts are scored here, give"
                     " name@folder-or-hub-id (texts_from= takes the target's texts from a server)"
                 )
-        if self.texts_from is None:
-            return
-        check_address("texts_from", self.texts_from)
-        if self.traces_from is not None:
+        if self.texts_from is not None:
+            check_address("texts_from", self.texts_from)
+            if self.decode.stop_strings:
+                raise UserError("texts_from: not with decode.stop_strings, which a server may cut")
+        if given[:2] == ["texts_from", "traces_from"]:
             raise UserError("texts_from and traces_from: give one of the two")
-        self._check_times("texts_from")
-        if self.decode.stop_strings:
-            raise UserError("texts_from: not with decode.stop_strings, which a server may cut off")
+        for name in ("draft", "traces_from", "texts_from") if self.scores_from else ():
+            if getattr(self, name):
+                raise UserError(f"{name}: not with scores_from; drafts= says what its drafts are")
+        if self.scores_from and AUTO_DRAFTS in (self.drafts or ()):
+            raise UserError("drafts=auto: not with scores_from; name the drafts of its tables")
+        if given and given != ["traces_from"] and not timed:
+            raise UserError(
+                f"{given[0]}: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
+                " or latency_from=RUN"
+            )
+        if self.latency.measure and self.traces_from is None:
+            raise UserError("latency.measure: with traces_from=RUN only; else steps are timed")
+        if self.latency.measure and timed:
+            raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
+        if self.decode.repetition_penalty not in (None, 1.0):
+            given.append("decode.repetition_penalty")
+        if self.decode.stop != "none" and given:
+            raise UserError(f"decode.stop={self.decode.stop}: not with {given[0]}; leave one out")
 
 
 @dataclass
