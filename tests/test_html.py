@@ -240,13 +240,6 @@ def test_text_stands_out_from_the_paper_in_every_scheme(scheme: str) -> None:
 
 # ---- in a browser -------------------------------------------------------------------------------
 
-# The table of cells: its times per token are in no order, and a K of 0 has no alpha
-TABLE = 'document.querySelectorAll("table.sortable")[0]'
-TIMES, ALPHAS = 3, 4
-READ = f"[...{TABLE}.tBodies[0].rows].map(row => row.cells[%d].textContent.trim())"
-STATE = f'[...{TABLE}.tHead.rows[0].cells].map(head => head.getAttribute("aria-sort"))'
-CLICK = f'{TABLE}.tHead.rows[0].cells[%d].querySelector("button").%s()'
-
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Browser]:
@@ -282,35 +275,6 @@ def test_a_page_that_tries_to_load_or_run_something_is_refused_and_seen(
     without = re.sub(r"<meta http-equiv[^>]*>", "", tampered.read_text(encoding="utf-8"))
     lax.write_text(without, encoding="utf-8")
     assert ELSEWHERE in chromium.page(lax).requests
-
-
-@browser.needs_chromium
-def test_a_table_is_sorted_by_click_or_key_and_comes_back_to_its_own_order(
-    pages: dict[str, Path], chromium: browser.Browser
-) -> None:
-    page = chromium.page(pages["sweep"])
-    stored = page.evaluate(READ % TIMES)
-    ascending = sorted(stored, key=lambda text: float(text.replace(",", "")))
-    assert stored != ascending
-    for act, order, state in (
-        (lambda: page.evaluate(CLICK % (TIMES, "click")), ascending[::-1], "descending"),
-        (lambda: page.press("Enter"), ascending, "ascending"),
-        (lambda: page.press("Space"), stored, "none"),
-    ):
-        page.evaluate(CLICK % (TIMES, "focus"))
-        act()
-        assert page.evaluate(READ % TIMES) == order
-        assert page.evaluate(STATE)[TIMES] == state
-
-
-@browser.needs_chromium
-def test_empty_cells_stay_at_the_end_whichever_way_a_table_is_sorted(
-    pages: dict[str, Path], chromium: browser.Browser
-) -> None:
-    page = chromium.page(pages["sweep"])
-    for _ in range(2):
-        page.evaluate(CLICK % (ALPHAS, "click"))
-        assert page.evaluate(READ % ALPHAS)[-1] == "-"
 
 
 COPY = 'document.querySelector(".verdict button.copy")'

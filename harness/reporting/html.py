@@ -3,8 +3,8 @@
 report.html has the contents of report.md in the same order. Nothing is loaded from elsewhere, and
 the page's own policy forbids it. The template escapes every text, since the user chooses the names
 of models. Plots are images inside the file, so that their ids do not collide, no script in them can
-run, and the style sheet can invert them in a dark scheme. A page is complete without scripts; a
-short script sorts tables by the values of their cells.
+run, and the style sheet can invert them in a dark scheme. A page is complete without its script,
+which adds buttons to copy commands.
 """
 
 import base64
@@ -95,11 +95,11 @@ def _headline_parts(headline: str) -> tuple[str, str]:
     return f"{place}: {what}", f"{circumstances}{mark if circumstances else ''}{why}"
 
 
-def page(template: str, *, scripts: Sequence[str] = ("page.js",), **values: Any) -> str:
-    """A complete HTML page; it contains these scripts of the template folder."""
+def page(template: str, **values: Any) -> str:
+    """A complete HTML page, with the script page.js inside."""
     environment = _environment()
     assert environment.loader is not None
-    script = "".join(environment.loader.get_source(environment, name)[0] for name in scripts)
+    script = environment.loader.get_source(environment, "page.js")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return environment.get_template(template).render(
         script=Markup(script), script_hash=f"sha256-{digest}", **values
@@ -140,11 +140,6 @@ def cell_definition(cell: Cell, column: Column[Any]) -> Definition | None:
     return lookup(cell.text) if column.title in _NAMING else None
 
 
-def _sort_value(cell: Cell) -> str:
-    """A cell's sort key in a column of numbers; empty cells stay at the end."""
-    return f"{cell.value:.10g}" if isinstance(cell.value, int | float) else ""
-
-
 def _css(column: Column[Any]) -> str:
     return "num" if column.align == "right" else "words" if column.flexible else ""
 
@@ -171,7 +166,6 @@ def _environment() -> Environment:
         autoescape=True,
         css=_css,
         lines=_header_lines,
-        sort_value=_sort_value,
         column_definition=column_definition,
         cell_definition=cell_definition,
     )
