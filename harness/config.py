@@ -594,7 +594,12 @@ class CommandConfig:
 
     results_root: str = key("results", "folder of the run folders")
     seed: int = key(0, "of all random numbers", least=0, most=2**63 - 1)
-    verbose: bool = key(False, "print the whole report, with every table")
+    # Any: true, false or tables
+    verbose: Any = key(
+        False,
+        "tables: print the answer's tables too; true: the whole report",
+        choices=(False, "tables", True),
+    )
     debug: bool = key(False, "show the traceback of an error")
 
     def doing(self, command: str) -> str:
@@ -1291,7 +1296,8 @@ def _check(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
         if known is not None and entry not in known:
             why = limits.get("refused", {}).get(entry, "is unknown")
             why = why if why == "is unknown" else f"is refused ({why})"
-            raise UserError(f"{where}: {entry!r} {why}; use one of {', '.join(known)}")
+            names = (str(name).lower() if isinstance(name, bool) else name for name in known)
+            raise UserError(f"{where}: {entry!r} {why}; use one of {', '.join(names)}")
         if "pattern" in limits and not limits["pattern"].fullmatch(entry):
             raise UserError(f"{where}: {entry!r} is unknown; use {limits['takes']}")
         whole = "int" in str(kind) or "whole" in limits

@@ -591,6 +591,9 @@ class ResultRow:
 ServerClock = Literal["engine", "cpu"]
 # The clock of the harness's loop: elapsed seconds, or the processor time of this process
 LoopClock = Literal["wall", "cpu"]
+# The length of the report that a command prints: the answer, with "tables" also the tables that it
+# is read from, with True every table
+Verbose = bool | Literal["tables"]
 
 
 @dataclass(frozen=True)

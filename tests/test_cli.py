@@ -214,6 +214,7 @@ def test_a_run_that_cannot_be_rendered_stays_and_says_how_to_render_it(
         ("sweep", "prompts.files=my prompts (1).jsonl", 1, "quoted for the shell and once more"),
         ("sweep", "k=[-1]", 2, "error: k: -1 is not a whole number"),
         ("breakeven", "hydra.run.dir=elsewhere", 2, "error: hydra.run.dir: "),
+        ("breakeven", "verbose=table", 2, "use one of false, tables, true"),
     ],
 )
 def test_a_bad_word_ends_a_command_before_anything_is_stored(

@@ -206,7 +206,7 @@ def test_an_unfinished_run_is_marked_above_everything() -> None:
     assert "and 12 more, all listed in summary.json" in text
     brief = printed(replace(made, run=run, failures=failures), verbose=False)
     assert brief.index("Did not complete: easy/p0 k=8") < brief.index("evidence")
-    assert "with verbose=true" in brief
+    assert "with verbose=tables" in brief
     logged = (Failure("K=4 at temperature 0", "the server ended:" + " a line of its log." * 40),)
     brief = printed(replace(made, run=run, failures=logged), verbose=False)
     assert "Did not complete: K=4 at temperature 0: the server ended" in brief

@@ -26,6 +26,7 @@ from harness.records import (
     Prompt,
     ResultRow,
     UserError,
+    Verbose,
     in_one_line,
 )
 from harness.storage import RunFolder, load
@@ -224,7 +225,7 @@ def unless_broken(folder: RunFolder, measurement: NotMeasured) -> Iterator[None]
 # ---- ending --------------------------------------------------------------------------------------
 
 
-def concluded(folder: RunFolder, *, verbose: bool) -> Outcome:
+def concluded(folder: RunFolder, *, verbose: Verbose) -> Outcome:
     """Analyse a measured run; write results.csv, summary.json and its status; render and show it.
 
     An error here loses no measurement: it becomes the outcome's error, and the folder is kept.
@@ -251,7 +252,7 @@ def write_analysis(folder: RunFolder, summary: Summary) -> None:
     folder.write_summary(summary)
 
 
-def shown(summary: Summary, folder: Path, status: int = 0, *, verbose: bool) -> Outcome:
+def shown(summary: Summary, folder: Path, status: int = 0, *, verbose: Verbose) -> Outcome:
     """Render a run's report and show it; an error there becomes the outcome's error."""
     from harness import reporting
 

@@ -13,6 +13,7 @@ Summary alone, so a report can be made again without any model.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.records import Verbose
 from harness.reporting import console, markdown
 from harness.reporting.content import content_of
 from harness.storage import files
@@ -38,6 +39,6 @@ def render(summary: Summary, folder: Path) -> None:
         files.write(folder / "report.html", html.report(content, drawn).encode())
 
 
-def show(summary: Summary, out: "Console | None" = None, *, verbose: bool = False) -> None:
-    """Print a run's answer, with `verbose` its whole report; to standard output by default."""
+def show(summary: Summary, out: "Console | None" = None, *, verbose: Verbose = False) -> None:
+    """Print a run's answer, with `verbose` more of its report; to standard output by default."""
     console.show(content_of(summary), out, verbose=verbose)

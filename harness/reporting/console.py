@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from harness.records import Verbose
 from harness.reporting.content import Content
 from harness.reporting.grid import MARK
 from harness.reporting.serving_commands import Snippet
@@ -33,11 +34,11 @@ _GAP = 2
 _NARROWEST = 12
 
 
-def show(content: Content, console: Console | None = None, *, verbose: bool = False) -> None:
-    """Print a report: at most MOST_LINES lines, or with `verbose` every table."""
+def show(content: Content, console: Console | None = None, *, verbose: Verbose = False) -> None:
+    """Print a report: at most MOST_LINES lines, or with `verbose` its main tables, or every one."""
     out = console or Console(highlight=False)
     if verbose:
-        _show_all(content, out)
+        _show_all(content, content.main if verbose == "tables" else content.tables, out)
     else:
         _fit(list(_blocks(content, out)), out)
 
@@ -80,7 +81,7 @@ class _Block:
         if self.head and kept < LEAST_ROWS <= left + kept:  # a table of one row compares nothing
             return replace(self, head=(), parts=())
         what = f"{'row' if self.head else 'note'}{'s' if left > 1 else ''}"
-        more = (Text(f"{left}{' more' if kept else ''} {what} with verbose=true."),)
+        more = (Text(f"{left}{' more' if kept else ''} {what} with verbose=tables."),)
         return replace(self, parts=(*self.parts[:kept], more))
 
 
@@ -240,7 +241,7 @@ def _height(lines: Sequence[Text], width: int) -> int:
 # ---- the report with `verbose` -------------------------------------------------------------------
 
 
-def _show_all(content: Content, out: Console) -> None:
+def _show_all(content: Content, tables: Sequence[Table], out: Console) -> None:
     _print_line(out, content.title, "bold underline")
     for warning in (content.banner, content.status):
         if warning:
@@ -259,9 +260,9 @@ def _show_all(content: Content, out: Console) -> None:
     if content.snippets[1:]:
         others = ", ".join(snippet.title for snippet in content.snippets[1:])
         _print_line(out, f"In report.md: {others}.")
-    for table in content.tables:
+    for table in tables:
         print_table(table, out)
-    if content.tables:
+    if tables:
         _paragraph(out, content.verdicts, "bold")
 
 

@@ -40,6 +40,7 @@ class Content:
     grid: Table | None  # the answer by temperature and engine; None where nothing is decided
     brief: tuple[Table, ...]  # the console's tables: a short grid first, where there is one
     ranked: bool  # whether the second table of `brief` is the ranking of an audition
+    main: tuple[Table, ...]  # the tables of `tables` that the answer is read from
     next_step: verdict.NextStep | None  # what to do after this run
     page: str  # the path of report.html
     engine: str | None  # what the harness's own steps ran on; None where no model ran in it
@@ -72,6 +73,7 @@ def content_of(summary: Summary) -> Content:
         grid=answered if decides else None,
         brief=(page.grid(summary), *brief) if page.grid is not None and decides else brief,
         ranked=answers.drafts_table in page.brief and bool(brief),
+        main=tables_of(summary, main=True),
         next_step=page.next_step(summary),
         page=str(Path(summary.run.folder) / "report.html"),
         engine=None if summary.served else run.engine(summary.run),

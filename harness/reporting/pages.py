@@ -192,13 +192,13 @@ def title_of(summary: Summary) -> str:
     return page_of(summary).title.format(pair=pair)
 
 
-def tables_of(summary: Summary) -> tuple[Table, ...]:
-    """The tables of a run that have rows.
+def tables_of(summary: Summary, *, main: bool = False) -> tuple[Table, ...]:
+    """The tables of a run that have rows; with `main` only those that the answer is read from.
 
     A note that several tables share is shown under the last of them only.
     """
     page = page_of(summary)
-    made = list(_made((*page.main, *page.more), summary))
+    made = list(_made(page.main if main else (*page.main, *page.more), summary))
     last = {note: index for index, table in enumerate(made) for note in table.notes}
     return tuple(
         replace(table, notes=tuple(note for note in table.notes if last[note] == index))
