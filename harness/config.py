@@ -133,6 +133,11 @@ def _timeout_factor() -> Any:
     return key(1.0, "of every limit on the time of a request, for a very slow server", above=0)
 
 
+def _number(default: Any, meaning: str, **limits: Any) -> Any:
+    """A whole number, or auto."""
+    return key(default, meaning, auto=True, whole=True, least=1, **limits)
+
+
 def _sizes(meaning: str) -> Any:
     limits: dict[str, Any] = {"auto": True, "form": list, "whole": True, "least": 1}
     return key("auto", meaning, example="[1,4,16]", distinct=True, **limits)
@@ -177,9 +182,7 @@ class ModelConf:
     """A model, and how to load it (groups model= and draft=)."""
 
     name: str = key("", "short name in tables and files; empty: the last part of the id")
-    kind: str = key(
-        "model", "a head, a look-up, early_exit, copy, ... (docs/keys.md)", choices=DRAFTS
-    )
+    kind: str = key("model", "a head, a look-up, early_exit, ... (docs/keys.md)", choices=DRAFTS)
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
     revision: str | None = key(None, "commit, tag or branch of the hub repository")
     dtype: str = key(
@@ -208,9 +211,7 @@ class ModelConf:
     layers: int | None = key(
         None, "of an early exit: how many of the target's layers; null: a quarter", least=1
     )
-    block: int | None = key(
-        None, "positions of a block, drafts of a P-EAGLE head; null: trained", least=2
-    )
+    block: int | None = key(None, "positions of a block or a P-EAGLE head; null: trained", least=2)
     head_of: str | None = key(None, "of a head: the id of the target that it was made for")
     gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: that of an embedded model")
     # Any, as prompts.weights; `harness.theory.architecture` reads it
@@ -224,7 +225,9 @@ class ModelConf:
     @property
     def keys(self) -> ModelKeys:
         """Names of it and its keys in errors."""
-        return ModelKeys("model")
+        if isinstance(self, DraftsEntry):
+            return ModelKeys("draft", self.name)
+        return ModelKeys("draft" if isinstance(self, DraftConf) else "model")
 
     @property
     def shown(self) -> str:
@@ -236,7 +239,7 @@ class ModelConf:
         """Its id as errors name it."""
         return self.keys.of("id", self.id)
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Refuse an empty id and random weights without an architecture; fill in the name."""
         keys = self.keys
         if not self.id:
@@ -264,20 +267,10 @@ class ModelConf:
 class DraftConf(ModelConf):
     """A draft, as the group draft= says."""
 
-    @property
-    def keys(self) -> ModelKeys:
-        """Names in the group draft=."""
-        return ModelKeys("draft")
-
 
 @dataclass
 class DraftsEntry(DraftConf):
     """A draft, as an entry of `drafts` says."""
-
-    @property
-    def keys(self) -> ModelKeys:
-        """Names in `drafts`."""
-        return ModelKeys("draft", self.name)
 
 
 # Keys that an entry of `drafts` may set besides its name and id
@@ -403,29 +396,17 @@ class PromptsConf:
     sets: list[str] | None = key(
         None, "shipped sets; null: easy and hard, or none with files or hub", distinct=True
     )
-    files: list[str] = key(
-        [], "your own files instead: jsonl, json, csv, txt, parquet", distinct=True
-    )
+    files: list[str] = key([], "your own files instead: jsonl, json, csv, txt, ...", distinct=True)
     hub: str | None = key(None, "a hub data set instead, ORG/NAME or a folder")
     hub_subset: str | None = key(None, "its configuration")
     hub_split: str | None = key(None, "its split, or a slice of one, as test[:200]")
     hub_column: str | None = key(None, "its column that holds the prompt; null finds one")
     skip_unusable: bool | None = key(None, "whether entries that are no prompts are skipped")
     log: str | None = key(None, "a log of served requests, of which a sample stands for all")
-    sample: int | None = key(
-        None, "requests of prompts.log that are sampled; null: 200", least=20, most=100_000
-    )
+    sample: int | None = key(None, "requests of prompts.log; null: 200", least=20, most=100_000)
     # Any, because auto is filled in by the command's `check`
-    limit: Any = key(
-        None,
-        "prompts of a set at most; auto: own files whole; null: all",
-        auto=True,
-        whole=True,
-        least=1,
-    )
-    limit_files: bool | None = key(
-        None, "whether limit holds for own files too; null: unless it is auto"
-    )
+    limit: Any = _number(None, "prompts of a set at most; auto: own files whole; null: all")
+    limit_files: bool | None = key(None, "whether limit holds for own files; null: if not auto")
     # Any: into a typed dict Hydra's command line lets no new key
     weights: Any = key(
         None,
@@ -457,28 +438,25 @@ class PromptsConf:
             raise UserError(f"prompts.enable_thinking={value}: use true, false or [false,true]")
         return tuple(modes)
 
-    def check(self, prompts: str) -> None:
+    def check(self) -> None:
         """Refuse a workload without prompts, or without a weight; fill in the shipped sets."""
         for name in ("sets", "files", "hub", "weights", "max_turns") if self.log else ():
             if getattr(self, name):
                 raise UserError(
-                    f"{prompts}.{name}: not with {prompts}.log, whose requests and shares are the"
-                    " workload; give one of the two"
+                    f"prompts.{name}: not with prompts.log, whose requests are the workload"
                 )
         if self.sets is None:
             self.sets = [] if self.files or self.hub or self.log else [*SHIPPED_SETS]
         if not self.sets and not self.files and not self.hub and not self.log:
-            raise UserError(f"{prompts}.sets=[] and {prompts}.files=[]: give at least one")
-        of_hub = ("hub_subset", "hub_split", "hub_column")
-        needs: dict[str, str] = dict.fromkeys(of_hub, "hub=ORG/NAME")
-        needs["sample"] = "log=FILE"
-        for name, source in needs.items():
+            raise UserError("prompts.sets=[] and prompts.files=[]: give at least one")
+        needs = dict.fromkeys(("hub_subset", "hub_split", "hub_column"), "hub=ORG/NAME")
+        for name, source in {**needs, "sample": "log=FILE"}.items():
             if getattr(self, name) is not None and not getattr(self, source.partition("=")[0]):
-                raise UserError(f"{prompts}.{name}: only with {prompts}.{source}")
+                raise UserError(f"prompts.{name}: only with prompts.{source}")
         if self.system is not None and not self.system.strip():
-            raise UserError(f"{prompts}.system: empty; give the message, or null for none")
+            raise UserError("prompts.system: empty; give the message, or null for none")
         if self.weights is not None and not sum(self.weights.values()):
-            raise UserError(f"{prompts}.weights: all are 0; give at least one set a share")
+            raise UserError("prompts.weights: all are 0; give at least one set a share")
         _ = self.thinking_modes
 
 
@@ -524,19 +502,18 @@ class DecodeConf:
         names = [] if self.acceptance is None else ["acceptance"]
         return [*names, "stop"] if self.stop != "none" else names
 
-    def check(self, decode: str) -> None:
+    def check(self) -> None:
         """Refuse stop strings that cannot be meant, and two things that exclude each other."""
         for text in self.stop_strings or ():
             if not text:
-                raise UserError(f"{decode}.stop_strings: an empty string would end every text")
+                raise UserError("decode.stop_strings: an empty string would end every text")
             if "\\n" in text:
                 raise UserError(
-                    f"{decode}.stop_strings: {text} holds a backslash and an n, not a line break; "
-                    f"in a shell write $'{decode}.stop_strings=[\"\\n\\n\"]'"
+                    f"decode.stop_strings: {text} holds a backslash and an n, not a line break; "
+                    f"in a shell write $'decode.stop_strings=[\"\\n\\n\"]'"
                 )
         if len(self.loop_only) > 1:
-            one, other, *_ = self.loop_only
-            raise UserError(f"{decode}.{one} and {decode}.{other}: give one of the two")
+            raise UserError("decode.acceptance and decode.stop: give one of the two")
 
 
 @dataclass
@@ -619,7 +596,9 @@ class CommandConfig:
 
     def doing(self, command: str) -> str:
         """The first line of the command's progress."""
-        return command
+        models = (getattr(self, role, None) for role in ("model", "draft"))
+        pair = " with ".join(conf.name for conf in models if conf is not None)
+        return f"{command} of {pair}" if pair else command
 
 
 @dataclass
@@ -633,14 +612,8 @@ class ModelsConfig(CommandConfig):
     k: list[int] = _grid(1, 2, 4, 8)
     new_tokens: Any = _tokens(None, NEW_TOKENS)
     repetitions: int = _repetitions(1, "measured repeats of each generation")
-    threads: Any = key(
-        "auto",
-        "CPU threads; auto: measured",
-        auto=True,
-        whole=True,
-        least=1,
-        most=CORES,
-        why="logical cores here",
+    threads: Any = _number(
+        "auto", "CPU threads; auto: measured", most=CORES, why="logical cores here"
     )
     backend: str = key(
         "auto",
@@ -661,26 +634,18 @@ class ModelsConfig(CommandConfig):
         return ()
 
     @property
-    def default_rule(self) -> str | None:
-        """The acceptance rule where none is asked for."""
-        return "ratio"
-
-    @property
-    def takes_gguf(self) -> bool:
-        """True where the models may be GGUF files."""
-        return False
-
-    @property
     def prompts_of_a_set(self) -> int:
         """The value of prompts.limit=auto, of sets not from files: the fewest with an interval."""
         return 8
 
     @property
     def loop_clock(self) -> LoopClock:
-        """The clock of the harness's own loop."""
+        """The clock of the harness's own loop; a server's is another one."""
+        if isinstance(self, SweepConfig | AuditionConfig) and self.clock == "cpu":
+            return "cpu"
         return "wall"
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Refuse what changes how the loop runs, where it is not measured.
 
         Fills in the rule, new_tokens, prompts.limit and whether it holds for files.
@@ -689,15 +654,14 @@ class ModelsConfig(CommandConfig):
             self.prompts.limit_files = self.prompts.limit != "auto"
         if self.prompts.limit == "auto":
             self.prompts.limit = self.prompts_of_a_set
+        engine = ENGINES[self.engine] if isinstance(self, ServerConfig) else OWN
         if self.decode.rule is None:
-            self.decode.rule = self.default_rule
+            self.decode.rule = engine.rule
         if self.decode.stop != "none":
             from harness.theory.acceptance_rules import ACCEPTANCE_RULES  # imports numpy
 
-            fixed_k = [
-                name for name, rule in ACCEPTANCE_RULES.items() if rule.rejected == "unknown"
-            ]
-            if self.decode.rule in fixed_k:
+            rules = ACCEPTANCE_RULES.items()
+            if any(name == self.decode.rule and rule.rejected == "unknown" for name, rule in rules):
                 raise UserError(
                     f"decode.stop={self.decode.stop}: what is drafted after a rejected token is not"
                     f" replayed by decode.rule={self.decode.rule}; give one of the two"
@@ -705,9 +669,10 @@ class ModelsConfig(CommandConfig):
         if self.new_tokens is None:
             stand_in = self.model.id.startswith("embedded:") or self.model.weights == "dummy"
             self.new_tokens = 48 if stand_in else 256
-        for role in ("model", "draft"):
+        started = isinstance(self, ServerConfig) and self.url is None
+        for role in ("model", "draft") if not (started and engine.reads_gguf) else ():
             conf = getattr(self, role, None)
-            if conf is not None and conf.gguf is not None and not self.takes_gguf:
+            if conf is not None and conf.gguf is not None:
                 raise UserError(
                     f"{role}.gguf: read by llama.cpp alone, where harness.server engine=llamacpp"
                     " starts it; leave it out"
@@ -725,13 +690,9 @@ class PairConfig(ModelsConfig):
 
     draft: DraftConf = field(default_factory=DraftConf)
 
-    def doing(self, command: str) -> str:
-        """The command and its pair."""
-        return f"{command} of {self.model.name} with {self.draft.name}"
-
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Refuse two models of one name, and random weights next to real ones."""
-        super().check(_)
+        super().check()
         self.draft = of_target(self.model, self.draft)
         if self.model.name == self.draft.name and self.model.id != self.draft.id:
             raise UserError(
@@ -790,11 +751,6 @@ class SweepConfig(PairConfig):
         return 32 if self.until == "decided" else super().prompts_of_a_set
 
     @property
-    def loop_clock(self) -> LoopClock:
-        """The clock that the command line names."""
-        return self.clock  # type: ignore[return-value]  # validated
-
-    @property
     def not_in_looks(self) -> str | None:
         """The reason why replay cannot choose the K, so that every cell is measured; else None."""
         if self.mode == "replay":
@@ -805,13 +761,13 @@ class SweepConfig(PairConfig):
             return f"decode.stop={self.decode.stop} and a penalty, which are not replayed together"
         return None
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """A recorded graph drafts a fixed number of tokens; a look-up is sure of none.
 
         Fills in what is measured.
         """
         self.until = _checked_until(self)
-        super().check(_)
+        super().check()
         if self.latency_from is not None and self.mode == "measure":
             raise UserError(
                 "latency_from: a sweep that measures times its own rounds; give mode=replay"
@@ -894,11 +850,7 @@ class ServerConfig(PairConfig):
         example="[2,5]",
     )
     until: str | None = _until("decided: the best K, of four or more; all: every K, as under load")
-    budget_s: float | None = key(
-        1800.0,
-        "seconds that it may take, for which less is asked; null: any",
-        above=0,
-    )
+    budget_s: float | None = key(1800.0, "seconds that all of it may take; null: any", above=0)
     repetitions: int = _repetitions(5, "visits: each asks every server for every prompt")
     clock: str = key(
         "engine",
@@ -906,25 +858,9 @@ class ServerConfig(PairConfig):
         choices=("engine", "cpu"),
     )
     score: bool = key(True, "whether both models are loaded, for replay; else a tokenizer")
-    servers: Any = key(
-        "auto",
-        "servers that run at a time; auto: all that fit the memory",
-        auto=True,
-        whole=True,
-        least=1,
-    )
+    servers: Any = _number("auto", "servers that run at a time; auto: all that fit the memory")
     flags: list[str] = key([], "further flags of the servers that are started")
     timeout_factor: float = _timeout_factor()
-
-    def doing(self, command: str) -> str:
-        """The pair and the engine, too."""
-        where = ", ".join(self.url) if self.url else self.engine
-        return f"{super().doing(f'{command} run')} on {where}"
-
-    @property
-    def default_rule(self) -> str | None:
-        """The engine's own default; None where it is not known."""
-        return ENGINES[self.engine].rule
 
     @property
     def not_in_looks(self) -> str | None:
@@ -950,11 +886,6 @@ class ServerConfig(PairConfig):
         default = ServerConfig()
         settings = ("threads", "servers", "flags")
         return tuple(name for name in settings if getattr(self, name) != getattr(default, name))
-
-    @property
-    def takes_gguf(self) -> bool:
-        """Only of an engine that reads them, whose servers are started here."""
-        return ENGINES[self.engine].reads_gguf and self.url is None
 
     @property
     def varying(self) -> tuple[Varying, ...]:
@@ -990,7 +921,7 @@ class ServerConfig(PairConfig):
                     " concurrency=[1,4,16]"
                 )
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Refuse addresses that are none, or not one per server.
 
         Fills in what is measured.
@@ -1000,7 +931,7 @@ class ServerConfig(PairConfig):
         if not any(self.k):
             raise UserError(f"k=[{ADAPTIVE}]: give K to compare with, as k=[4,{ADAPTIVE}]")
         self._check_varying()
-        super().check(_)
+        super().check()
         self.until = _checked_until(self)
         for url in self.url or ():
             check_address("url", url)
@@ -1038,18 +969,14 @@ class AuditionConfig(ModelsConfig):
     budget_s: float | None = _budget()
     engine: str | None = _engine()
     traces_from: str | None = key(None, "a run whose texts, scores and other keys are used")
-    scores_from: list[str] = key(
-        [], "scores made elsewhere (docs/scores.md): no model is loaded", distinct=True
-    )
+    scores_from: list[str] = key([], "scores made elsewhere (docs/scores.md)", distinct=True)
     texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
     api_key_env: str | None = _api_key_env()
     timeout_factor: float = _timeout_factor()
     clock: str = _loop_clock()
     latency_from: str | None = key(None, "a run whose times are used; a server run: its engine's")
     latency: LatencyConf = field(default_factory=LatencyConf)
-    combine: list[str] = key(
-        [], "auditions of one target, one per card, whose cards are ranked", distinct=True
-    )
+    combine: list[str] = key([], "auditions of one target by card, to be ranked", distinct=True)
 
     def doing(self, command: str) -> str:
         """The command, its drafts and their target, or the auditions whose cards are ranked."""
@@ -1057,21 +984,17 @@ class AuditionConfig(ModelsConfig):
             return f"ranking the cards of {len(self.combine)} auditions"
         return f"{command} of {', '.join(self.drafts or ['scored drafts'])} for {self.model.name}"
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """A single draft is the only one, or one that `drafts` names; texts have one source.
 
         Fills in what is measured.
         """
         self.until = _checked_until(self)
-        super().check(_)
-        self._check_texts()
-        if self.latency.measure:
-            self._check_measure()
-        if self.decode.stop != "none":
-            self._check_adaptive()
+        super().check()
+        self._check_sources()
         if self.scores_from:
-            self._check_scores()
-        elif self.drafts is None:
+            return  # `drafts` says what drafts of its tables are, and may be none
+        if self.drafts is None:
             self.drafts = [self.draft.name] if self.draft else [*EMBEDDED_DRAFTS]
         elif self.draft and not {OWN_DRAFT, self.draft.name} & {*self.drafts}:
             raise UserError(
@@ -1099,60 +1022,40 @@ class AuditionConfig(ModelsConfig):
             return "traces_from, where every score is known"
         return None
 
-    @property
-    def loop_clock(self) -> LoopClock:
-        """The clock that the command line names."""
-        return self.clock  # type: ignore[return-value]  # validated
-
-    def _check_adaptive(self) -> None:
-        stop = f"decode.stop={self.decode.stop}"
-        if self.decode.repetition_penalty not in (None, 1.0):
-            raise UserError(f"{stop}: an audition replays it without decode.repetition_penalty")
-        for name in ("texts_from", "traces_from", "scores_from"):
-            if getattr(self, name):
-                raise UserError(f"{stop}: not with {name}; the drafts draft on from new texts")
-
-    def _check_scores(self) -> None:
-        """Refuse what scores made elsewhere do not go with; `drafts` says what their drafts are."""
-        for name in ("draft", "traces_from", "texts_from"):
-            if getattr(self, name):
-                raise UserError(f"{name}: not with scores_from; drafts= says what its drafts are")
-        if AUTO_DRAFTS in (self.drafts or ()):
-            raise UserError("drafts=auto: not with scores_from; name the drafts of its tables")
-        self._check_times("scores_from")
-
-    def _check_times(self, source: str) -> None:
-        """Refuse scores or texts from a `source` that times nothing, without times."""
-        if self.latency.target_ms is None and self.latency_from is None:
-            raise UserError(
-                f"{source}: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
-                " or latency_from=RUN"
-            )
-
-    def _check_measure(self) -> None:
-        """Refuse to time the drafts of another run's texts where that is not what is asked."""
-        if self.traces_from is None:
-            raise UserError(
-                "latency.measure: with traces_from=RUN only; without it steps are timed"
-            )
-        if self.latency.target_ms is not None or self.latency_from is not None:
-            raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
-
-    def _check_texts(self) -> None:
+    def _check_sources(self) -> None:
+        """Refuse what does not go with texts, scores and times from elsewhere."""
+        given = [n for n in ("texts_from", "traces_from", "scores_from") if getattr(self, n)]
+        timed = self.latency.target_ms is not None or self.latency_from is not None
         for draft in map(split_draft, self.drafts or ()):
             if draft.id is not None and draft.id.startswith(("http://", "https://")):
                 raise UserError(
                     f"drafts: {draft.name}: a server's address; drafts are scored here, give"
                     " name@folder-or-hub-id (texts_from= takes the target's texts from a server)"
                 )
-        if self.texts_from is None:
-            return
-        check_address("texts_from", self.texts_from)
-        if self.traces_from is not None:
+        if self.texts_from is not None:
+            check_address("texts_from", self.texts_from)
+            if self.decode.stop_strings:
+                raise UserError("texts_from: not with decode.stop_strings, which a server may cut")
+        if given[:2] == ["texts_from", "traces_from"]:
             raise UserError("texts_from and traces_from: give one of the two")
-        self._check_times("texts_from")
-        if self.decode.stop_strings:
-            raise UserError("texts_from: not with decode.stop_strings, which a server may cut off")
+        for name in ("draft", "traces_from", "texts_from") if self.scores_from else ():
+            if getattr(self, name):
+                raise UserError(f"{name}: not with scores_from; drafts= says what its drafts are")
+        if self.scores_from and AUTO_DRAFTS in (self.drafts or ()):
+            raise UserError("drafts=auto: not with scores_from; name the drafts of its tables")
+        if given and given != ["traces_from"] and not timed:
+            raise UserError(
+                f"{given[0]}: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
+                " or latency_from=RUN"
+            )
+        if self.latency.measure and self.traces_from is None:
+            raise UserError("latency.measure: with traces_from=RUN only; else steps are timed")
+        if self.latency.measure and timed:
+            raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
+        if self.decode.repetition_penalty not in (None, 1.0):
+            given.append("decode.repetition_penalty")
+        if self.decode.stop != "none" and given:
+            raise UserError(f"decode.stop={self.decode.stop}: not with {given[0]}; leave one out")
 
 
 @dataclass
@@ -1160,9 +1063,7 @@ class SnapshotConfig(PairConfig):
     """Keys of `python -m harness.snapshot`."""
 
     k: list[int] = _grid(4)
-    temperature: list[float] = _temperatures(
-        0.0, meaning="0: texts, token by token; above: draws, by chi-square"
-    )
+    temperature: list[float] = _temperatures(0.0, meaning="0: texts; above: draws, by chi-square")
     new_tokens: Any = _tokens(64, NEW_TOKENS)
     draws: int = key(
         5000,
@@ -1172,7 +1073,7 @@ class SnapshotConfig(PairConfig):
         why="fewer test little, more take hours",
     )
 
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """A dtype that is left open is float32.
 
         Rounding in 16 bits flips near ties between a verify and a step, and in 32 bits bugs are
@@ -1182,7 +1083,7 @@ class SnapshotConfig(PairConfig):
             self.model = replace(self.model, dtype="float32")
         if self.draft.dtype == "auto":
             self.draft = replace(self.draft, dtype="float32")
-        super().check(_)
+        super().check()
 
 
 @dataclass
@@ -1191,9 +1092,7 @@ class BreakevenConfig(CommandConfig):
 
     draft_ms: float | None = key(None, "one step of the draft, milliseconds")
     target_ms: float | None = key(None, "one step of the target, milliseconds")
-    verify_ms: list[float] | None = key(
-        None, "entry i: the target over i positions; null: as one step"
-    )
+    verify_ms: list[float] | None = key(None, "entry i: target over i positions; null: one step")
     alpha: list[float] = key([0.2, 0.4, 0.6, 0.8, 0.9, 1.0], "alphas to tabulate")
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10, meaning="draft tokens per round")
     acceptance_rate: Any = key(
@@ -1217,9 +1116,7 @@ class PlanConfig(CommandConfig):
     temperature: list[float] | None = key(
         None, "of the run, one, whose requests; null: its first", least=0, example="[0]"
     )
-    slots: int | None = key(
-        None, "requests side by side on a card; null: the most that were timed", least=1
-    )
+    slots: int | None = key(None, "requests side by side on a card; null: most timed", least=1)
     cache_tokens: list[int] | None = key(
         None,
         "tokens that a card holds, plain and drafting; null: all slots'",
@@ -1232,11 +1129,7 @@ class PlanConfig(CommandConfig):
     gpu: GpuConf | None = None
     dry_run: bool = key(False, "say what is known and what is missing, and stop")
 
-    def doing(self, command: str) -> str:
-        """The question."""
-        return f"{command} for {self.rate:g} requests/s from {self.run}"
-
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Refuse a plan without a goal, and several values of a key that holds one."""
         if self.tpot_ms is None and self.ttft_ms is None:
             raise UserError("tpot_ms: no goal is given; give tpot_ms=... or ttft_ms=..., or both")
@@ -1260,9 +1153,7 @@ class ReportConfig(CommandConfig):
     metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")
     api_key_env: str | None = _api_key_env()
     latency_from: str | None = key(None, "with metrics: a run whose round times price every K")
-    k: list[int] | None = key(
-        None, "with records: K of each file, 0 for plain; null: as they say", least=0
-    )
+    k: list[int] | None = key(None, "with records: K of each file; null: as they say", least=0)
     temperature: list[float] | None = key(
         None,
         "with records: of all requests; with metrics: of latency_from=; one",
@@ -1270,16 +1161,9 @@ class ReportConfig(CommandConfig):
         example="[0]",
     )
     engine: str | None = _engine()
-    fail_below: float | None = key(
-        None, "exit status 1 below this speedup (runs=: share of the first)"
-    )
+    fail_below: float | None = key(None, "exit status 1 below this speedup, or ratio (runs=)")
 
-    def doing(self, command: str) -> str:
-        """The command and what it reads."""
-        read = self.run or self.index or self.metrics or ", ".join(self.runs or self.records)
-        return f"{command} of {read}"
-
-    def check(self, _: str) -> None:
+    def check(self) -> None:
         """Refuse what is no address of a server."""
         if self.metrics is not None:
             check_address("metrics", self.metrics)
@@ -1325,7 +1209,7 @@ def checked(config: Config, name: str = "") -> Config:
         elif value is not None and entry.metadata:
             _check(dotted, value, entry.type, entry.metadata)
     if (check := getattr(config, "check", None)) is not None:
-        check(name)
+        check()
     return config
 
 

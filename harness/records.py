@@ -215,9 +215,8 @@ class Trial:
     """One generation: a line of trials.jsonl. All counts are of emitted tokens only."""
 
     cell: str  # hash of everything that determines this generation; resume looks for it
-    # prompt_set, prompt: the set and id of the prompt
     prompt_set: str
-    prompt: str
+    prompt: str  # its id
     repetition: int
     k: int  # num_draft_tokens; 0 is plain decoding, for which every draft count is None
     temperature: float
@@ -244,8 +243,7 @@ class Trial:
     # prefill_s, draft_prefill_s: target's and draft's prefill, each synchronised
     prefill_s: float | None = None
     draft_prefill_s: float | None = None
-    # From the end of every prefill to the first emitted token (or bundle)
-    first_token_s: float | None = None
+    first_token_s: float | None = None  # from the end of every prefill to the first token
     decode_s: float | None = None  # from the end of every prefill to the last token
     stop_reason: StopReason | None = None
     peak_memory_bytes: int | None = None
@@ -256,12 +254,9 @@ class Trial:
     # The tokens' log-probabilities at temperature 1, as a server returned them; None where they
     # were not requested
     logprobs: tuple[float, ...] | None = None
-    # Time of a server's request for one token, which was subtracted to give decode_s; None where
-    # the clock measures decoding alone, and in older runs
+    # A server's request for one token, subtracted to give decode_s; None where that is timed alone
     one_token_s: float | None = None
-    # Time of a server's request from sending it to its whole answer, always on the client's clock;
-    # None in other runs, and in older ones
-    user_s: float | None = None
+    user_s: float | None = None  # from sending a server's request to its answer, client's clock
     # The part of user_s after the first token: by the server's clock, or if it does not report
     # that, user_s less the time of a request for one token
     user_decode_s: float | None = None
@@ -292,15 +287,12 @@ class TextTrace:
     are NaN, or False.
     """
 
-    # draft, draft_temperature: the draft and its temperature, which the `ratio` rule leaves free
     draft: str
-    draft_temperature: float
-    # prompt_set, prompt, category, repetition: of the prompt that the text answers
+    draft_temperature: float  # which the `ratio` rule leaves free
     prompt_set: str
     prompt: str
     category: str | None
     repetition: int
-    # temperature, top_k, top_p: the sampling parameters of the text
     temperature: float
     top_k: int | None
     top_p: float | None
@@ -340,7 +332,6 @@ class TextTrace:
 class DraftConfidence:
     """The confidences of a draft in the tokens that it drafts off one of the target's texts."""
 
-    # draft, prompt_set, prompt, repetition, temperature: of the draft and the text
     draft: str
     prompt_set: str
     prompt: str
@@ -467,12 +458,9 @@ class LoadTiming:
     budgets: tuple[int, ...]  # tokens that each request may return
     returned: tuple[int, ...]  # tokens that each request returned, including the prefill's
     rounds: tuple[int | None, ...]  # of each request; None where the engine does not report them
-    user_s: tuple[
-        float, ...
-    ]  # from sending each request to its whole answer, on the client's clock
+    user_s: tuple[float, ...]  # from sending each to its whole answer, on the client's clock
     seconds: float  # of the whole load, on the run's clock; with a rate, on the client's
-    # The part of each `user_s` after the first token, by the server's clock; None where it is not
-    # reported, empty in older runs
+    # The part of each `user_s` after the first token, by the server's clock; None: not reported
     user_decode_s: tuple[float | None, ...] = ()
     # Requests that the server decodes side by side; None where it is not reported
     slots: int | None = None
@@ -640,8 +628,7 @@ class ServingEngine:
     urls: tuple[str, ...] = ()
     # The commands that started its servers; empty where the run attached to them
     commands: tuple[ServerCommand, ...] = ()
-    # Whether a sampled draft uses the request's temperature but not its other sampling parameters;
-    # runs of an earlier version scored it with all of them
+    # Whether a sampled draft uses the request's temperature but not its other sampling parameters
     draft_by_temperature: bool = False
     # The dtype of both models, where the engine was given one for both; else None
     dtype: str | None = None
@@ -698,14 +685,8 @@ ThrottleReason = Literal["hw_thermal", "sw_thermal", "power_brake", "hw_slowdown
 class CardState:
     """The state of a card at one moment; None for values that its driver does not report."""
 
-    # sm_mhz, memory_mhz: present clocks
-    sm_mhz: float | None = None
-    memory_mhz: float | None = None
-    # max_sm_mhz, max_memory_mhz: highest possible clocks
-    max_sm_mhz: float | None = None
-    max_memory_mhz: float | None = None
-    # power_w, power_limit_w: present power, and its limit
-    power_w: float | None = None
+    sm_mhz: float | None = None  # the present clock
+    max_sm_mhz: float | None = None  # the highest possible clock
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None  # the limit unless somebody changes it
     temperature_c: float | None = None  # of the chip
@@ -730,13 +711,10 @@ class CardReadings:
     # Readings while the card was not idle. The values below are of these, or of all readings where
     # the card was always idle.
     busy: int
-    # As in `CardState`; of max_sm_mhz, max_memory_mhz and the two power limits the lowest
+    # As in `CardState`; of max_sm_mhz and the two power limits the lowest
     sm_mhz: Spread | None = None
-    memory_mhz: Spread | None = None
-    power_w: Spread | None = None
     temperature_c: Spread | None = None
     max_sm_mhz: float | None = None
-    max_memory_mhz: float | None = None
     power_limit_w: float | None = None
     # Readings with each reason; None where the driver does not report them
     throttled: Mapping[ThrottleReason, int] | None = None

@@ -51,7 +51,6 @@ def check_ends(seen: dict[str, Any], signals: str) -> None:
 def check_counts(calm: StoredRun, run: StoredRun) -> None:
     """Nothing lost, nothing doubled, and the counts of a run that was left alone."""
     assert run.manifest.status == "complete"
-    assert run.unverified == ()
     assert Counter(trial.cell for trial in run.trials) == Counter(t.cell for t in calm.trials)
     texts = [{trial.cell: trial.tokens for trial in stored.trials} for stored in (calm, run)]
     assert texts[0] == texts[1]

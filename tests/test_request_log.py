@@ -40,7 +40,7 @@ def log(tmp_path: Path) -> str:
 
 def conf(log: str, **more: Any) -> PromptsConf:
     made = PromptsConf(log=log, **more)
-    made.check("prompts")
+    made.check()
     return made
 
 

@@ -45,7 +45,7 @@ from harness.records import (
     UserError,
 )
 from harness.reporting.pages import PAGES
-from harness.storage import RESULT_COLUMNS, RunFolder, load, load_traces, lock
+from harness.storage import RESULT_COLUMNS, RunFolder, load, load_confidences, load_traces, lock
 from harness.storage import traces as stored_traces
 from harness.summary import DistributionTest, RunFacts, Summary, TextCheck
 
@@ -62,7 +62,8 @@ def folder(tmp_path: Path) -> RunFolder:
     path = shutil.copytree(FROZEN / "sweep", tmp_path / "run")
     run = RunFolder.resume(path, "sweep", CONFIG)
     where = {"prompt_set": "easy", "temperature": 0.0, "k": 0, "ms_per_token": 2.5}
-    run.write_results([ResultRow(model="tiny", draft="tiny_good", source="measured", **where)])  # type: ignore[arg-type]
+    row = ResultRow(model="tiny", draft="tiny_good", source="measured", **where)  # type: ignore[arg-type]
+    run.write_table("results.csv", ResultRow, [row])
     run.write_summary(SUMMARY)
     return run
 
@@ -108,10 +109,9 @@ def test_tables_have_the_contracts_columns_and_empty_means_empty(tmp_path: Path)
     folder = RunFolder.create(tmp_path, "profile", ["7"], {})
     timings = [StepTiming("draft", "007", "step", 1, 16, 1, (0.001,), "12")]
     folder.write_timings(timings)
-    folder.write_latency(latency_rows(timings))
-    folder.write_results(
-        [ResultRow(model="tiny", prompt_set="easy", temperature=0.0, k=0, source="measured")]
-    )
+    folder.write_table("latency.csv", LatencyRow, latency_rows(timings))
+    rows = [ResultRow(model="tiny", prompt_set="easy", temperature=0.0, k=0, source="measured")]
+    folder.write_table("results.csv", ResultRow, rows)
     stored = load(folder.path)
     assert folder.timings() == stored.timings == timings, "names like numbers stay names"
     assert tuple(stored.results.columns) == RESULT_COLUMNS
@@ -237,11 +237,10 @@ def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFold
     assert "checksums.json" in str(refused.value)
     stored = load(folder.path)
     assert "renamed" in set(stored.results.draft)
-    others = {"config.yaml", "summary.json", "traces.parquet", "checks.jsonl"}
-    assert set(stored.unverified) == {*TABLES, *others}
     again = RunFolder.resume(folder.path, "sweep", CONFIG)
-    again.write_latency(latency_rows(again.timings()))
-    assert "latency.csv" not in load(folder.path).unverified
+    again.write_table("latency.csv", LatencyRow, latency_rows(again.timings()))
+    checksums = json.loads((folder.path / "checksums.json").read_text())
+    assert {*checksums["files"]} == {"latency.csv"}
 
 
 def test_a_run_of_an_earlier_version_is_refused_in_one_line(folder: RunFolder) -> None:
@@ -389,7 +388,7 @@ def test_a_kill_between_two_writes_is_not_taken_for_damage(
             done = 0
             patch.setattr(os, "replace", killed_at(count, bool(after)))
             try:
-                again.write_latency(latency_rows(new))
+                again.write_table("latency.csv", LatencyRow, latency_rows(new))
                 again.write_timings(new)
                 again.write_summary(SUMMARY)
             except SystemExit:
@@ -397,7 +396,6 @@ def test_a_kill_between_two_writes_is_not_taken_for_damage(
         stored = load(folder.path)
         samples = {timing.samples_s for timing in stored.timings}
         assert len(samples) == 1 or samples == {timing.samples_s for timing in timings}
-        assert stored.unverified == ()
 
 
 @pytest.mark.parametrize(
@@ -484,7 +482,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     broken(number, call)
     for write in (
         lambda: folder.trials.append(extra),
-        lambda: folder.write_results([]),
+        lambda: folder.write_table("results.csv", ResultRow, []),
         lambda: folder.write_traces(traces[:1]),
         lambda: folder.write_timings(folder.timings()[:1]),
         lambda: folder.note(status="complete"),
@@ -615,8 +613,8 @@ def test_a_file_system_without_locks_is_written_without_and_says_so(
     monkeypatch.setattr("fcntl.flock", unsupported)
     run = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
     run.trials.append(TRIAL)
-    assert load(run.path).manifest.written_without_lock == "flock: No locks available"
-    assert "written without a lock" in caplog.text
+    assert len(load(run.path).trials) == 1
+    assert "written without a lock (No locks available)" in caplog.text
 
 
 # ---- signals ------------------------------------------------------------------------------------
@@ -881,8 +879,9 @@ def test_confidences_that_are_stored_again_replace_the_first(tmp_path: Path) -> 
     other = replace(one, prompt="b")
     run.add_confidences([one, other])
     run.add_confidences([replace(one, values=np.full((3, 2), 0.25))])
-    stored = {entry.prompt: entry.values for entry in run.confidences()}
-    assert len(run.confidences()) == 2
+    confidences = load_confidences(run.path)
+    stored = {entry.prompt: entry.values for entry in confidences}
+    assert len(confidences) == 2
     assert (stored["a"] == 0.25).all()
     assert (stored["b"] == 0.5).all()
 

@@ -155,7 +155,7 @@ def test_every_plot_is_drawn_of_some_real_run(summaries: list[Summary]) -> None:
     with style.styled():
         for one in summaries:
             for name in PAGES[one.run.command].plots:
-                if name not in drawn and (plot := plots.MAKERS[name](one, style.WIDE)) is not None:
+                if name not in drawn and (plot := plots.MAKERS[name](one)) is not None:
                     drawn[name] = plot.name
     assert drawn == {name: name for name in plots.MAKERS}
 

@@ -1,9 +1,9 @@
 """Predicted seconds: replayed rounds times what a round costs, and every number that follows.
 
 prediction = tokens per round x R(0) / R(K). Rows of results.csv, workload speedups with their
-intervals. Counts are expectations, so they are not whole. Rates are ratios of
-sums over prompts; percentiles are over prompts, a prompt's repetitions taken together. What is said
-of the whole workload weighs the prompt sets (`prompts.weights`).
+intervals. Counts are expectations, so they are not whole. Rates are ratios of sums over prompts;
+percentiles are over prompts, a prompt's repetitions taken together. What is said of the whole
+workload weighs the prompt sets (`prompts.weights`).
 
 Every candidate is judged against the plain token that was timed with its own draft; where these
 differ, its seconds are scaled to the first draft's, so that a machine whose speed changed between

@@ -3,8 +3,8 @@
 A sweep has one draft and also runs generations: those of one K next to plain decoding, whose price
 and replay's rounds give the verdict, or of every K, on which alone it rests. Replay is checked
 against them. Without generations the verdict rests on replay. Rankings under every
-acceptance rule and memory come from replay in both. A pair
-that changes greedy texts gets no verdict.
+acceptance rule and memory come from replay in both. A pair that changes greedy texts gets no
+verdict.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -20,7 +20,16 @@ from harness.analysis import analyse
 from harness.commands.progress import fetching, progress, say
 from harness.config import AuditionConfig, PairConfig
 from harness.measurement.environment import CardWatch, OtherLoad
-from harness.records import BrokenLogitsError, NotMeasured, Prompt, UserError, Verbose, in_one_line
+from harness.records import (
+    BrokenLogitsError,
+    LatencyRow,
+    NotMeasured,
+    Prompt,
+    ResultRow,
+    UserError,
+    Verbose,
+    in_one_line,
+)
 from harness.storage import RunFolder, load
 from harness.storage.manifest import Environment, ModelEntry
 from harness.storage.resume import check_loaded
@@ -259,9 +268,9 @@ def answer_so_far(folder: RunFolder, label: str, *, page: bool = False) -> None:
 
 def write_analysis(folder: RunFolder, summary: Summary) -> None:
     """Store what the analysis of a run gave."""
-    folder.write_results(summary.results)
+    folder.write_table("results.csv", ResultRow, summary.results)
     if summary.latency:
-        folder.write_latency(summary.latency)
+        folder.write_table("latency.csv", LatencyRow, summary.latency)
     folder.write_summary(summary)
 
 

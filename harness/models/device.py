@@ -123,25 +123,21 @@ def card_handle(device: torch.device) -> Iterator[Any]:
 
 
 def card_state(card: Any) -> CardState:
-    """The present clocks, power, temperature and throttle reasons of a card, by its handle.
+    """The present clock, power limit, temperature and throttle reasons of a card, by its handle.
 
     None for values that the card, or its driver, does not report.
     """
     reasons = _answer(pynvml.nvmlDeviceGetCurrentClocksEventReasons, card)
     if reasons is None:  # older drivers have only its older name
         reasons = _answer(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, card)
-    sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
 
     def watts(ask: Callable[..., Any]) -> float | None:
         milliwatts = _answer(ask, card)
         return None if milliwatts is None else milliwatts / 1e3
 
     return CardState(
-        sm_mhz=_answer(pynvml.nvmlDeviceGetClockInfo, card, sm),
-        memory_mhz=_answer(pynvml.nvmlDeviceGetClockInfo, card, memory),
-        max_sm_mhz=_answer(pynvml.nvmlDeviceGetMaxClockInfo, card, sm),
-        max_memory_mhz=_answer(pynvml.nvmlDeviceGetMaxClockInfo, card, memory),
-        power_w=watts(pynvml.nvmlDeviceGetPowerUsage),
+        sm_mhz=_answer(pynvml.nvmlDeviceGetClockInfo, card, pynvml.NVML_CLOCK_SM),
+        max_sm_mhz=_answer(pynvml.nvmlDeviceGetMaxClockInfo, card, pynvml.NVML_CLOCK_SM),
         power_limit_w=watts(pynvml.nvmlDeviceGetEnforcedPowerLimit),
         default_power_limit_w=watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit),
         temperature_c=_answer(pynvml.nvmlDeviceGetTemperature, card, pynvml.NVML_TEMPERATURE_GPU),

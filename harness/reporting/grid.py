@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from harness import formatting as fmt
-from harness.records import RULES, Decision, Rule, Source, first, grouped, where
+from harness.records import RULES, Decision, Rule, Source, first, grouped
 from harness.serving.drafts import UNKNOWN, kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
 from harness.summary import Answer, RoundTokens, ServedSummary, Summary
@@ -44,6 +44,13 @@ class GridRow:
     adaptive: bool  # whether drafting stopped early
     same_draft: bool  # whether an earlier row names the draft, or the run has one draft only
     no_engine: bool  # whether the answer is of the harness's loop, and no engine has the draft
+    marked: bool  # whether it is the headline's
+    minor: bool  # engines that were not timed, at another temperature than the headline's
+
+    @property
+    def at(self) -> str:
+        """The temperature, with a star where the row is the headline's."""
+        return f"{MARK if self.marked else ' '} {fmt.temperature(self.temperature)}"
 
     @property
     def engines(self) -> str:
@@ -149,6 +156,8 @@ def engines_with(
 def rows(summary: Summary) -> Iterator[GridRow]:
     """The rows of the grid, in the order of the answers."""
     shown: set[str | None] = {*summary.drafts} if len(summary.drafts) == 1 else set()
+    headline = summary.headline
+    at = headline and headline.temperature
     for temperature, answers in grouped(summary.answers, lambda each: each.temperature).items():
         if temperature is None:
             continue
@@ -175,17 +184,16 @@ def rows(summary: Summary) -> Iterator[GridRow]:
                 and group[0].decision in ("speculate", "undecided")
                 and named is not None
                 and engines_with(summary, named, temperature) == (),
+                marked=headline is not None and at == temperature and headline.engine in engines,
+                minor=at not in (None, temperature) and not group[0].timed,
             )
             shown = shown or {named}
 
 
 def marked(summary: Summary) -> Marked | None:
     """The row of the headline; None where the engine that was asked for has no answer."""
-    answer = summary.headline
-    if answer is None or answer.temperature is None:
-        return None
-    at = where(rows(summary), temperature=answer.temperature)
-    return Marked(next(row for row in at if answer.engine in row.servers), answer)
+    answer, row = summary.headline, first(rows(summary), marked=True)
+    return None if answer is None or row is None else Marked(row, answer)
 
 
 def words(answer: Answer) -> str:

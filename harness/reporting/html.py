@@ -3,8 +3,8 @@
 report.html has the contents of report.md in the same order. Nothing is loaded from elsewhere, and
 the page's own policy forbids it. The template escapes every text, since the user chooses the names
 of models. Plots are images inside the file, so that their ids do not collide, no script in them can
-run, and the style sheet can invert them in a dark scheme. A page is complete without scripts; a
-short script sorts tables by the values of their cells.
+run, and the style sheet can invert them in a dark scheme. A page is complete without its script,
+which adds buttons to copy commands.
 """
 
 import base64
@@ -24,7 +24,7 @@ from harness.reporting.serving_commands import snippet_groups, without_line
 from harness.reporting.tables.specification import Cell, Column, Table
 
 if TYPE_CHECKING:  # matplotlib takes a second
-    from harness.reporting.plots import Drawn
+    from harness.reporting.plots.style import Plot
 
 # The line under the title: labels of `content.measured_with`, and the characters shown of each
 _FACTS = (("device", 100), ("date", len("2026-01-31T12:00")), ("git commit", 10))
@@ -33,25 +33,18 @@ _VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 _NAMING = ("quantity", "part")  # columns whose cells name a quantity, so that they have a link
 
 
-class Picture(NamedTuple):
-    """A drawing as a data address, and its size in its own units."""
+class Image(NamedTuple):
+    """A plot in a page: its caption, its drawing as a data address, and its size in own units."""
 
+    caption: str
     source: str
     width: float
     height: float
 
-
-class Image(NamedTuple):
-    """A plot in a page: its caption, and its drawings for a wide page and for a phone."""
-
-    caption: str
-    page: Picture
-    phone: Picture
-
     @property
     def wide(self) -> bool:
         """Whether it has several panels next to each other."""
-        return self.page.width >= _WIDE
+        return self.width >= _WIDE
 
 
 class Term(NamedTuple):
@@ -66,7 +59,7 @@ class Term(NamedTuple):
         return "" if self.definition.name in self.titles else self.definition.name
 
 
-def report(content: Content, plots: "Sequence[Drawn]") -> str:
+def report(content: Content, plots: "Sequence[Plot]") -> str:
     """The text of report.html."""
     first, rest = _headline_parts(content.verdicts[0]) if content.verdicts else ("", "")
     shown = content.snippets[:1] if first else ()
@@ -82,7 +75,7 @@ def report(content: Content, plots: "Sequence[Drawn]") -> str:
         snippet_groups=snippet_groups(content.snippets[1:] if first_line else content.snippets),
         first_line=first_line,
         remarks=without_line(content.snippets),
-        plots=[Image(plot.caption, picture(plot.svg), picture(plot.narrow)) for plot in plots],
+        plots=[_image(plot) for plot in plots],
         definitions=glossary([*content.tables, *filter(None, [content.grid])]),
     )
 
@@ -102,23 +95,22 @@ def _headline_parts(headline: str) -> tuple[str, str]:
     return f"{place}: {what}", f"{circumstances}{mark if circumstances else ''}{why}"
 
 
-def page(template: str, *, scripts: Sequence[str] = ("page.js",), **values: Any) -> str:
-    """A complete HTML page; it contains these scripts of the template folder."""
+def page(template: str, **values: Any) -> str:
+    """A complete HTML page, with the script page.js inside."""
     environment = _environment()
     assert environment.loader is not None
-    script = "".join(environment.loader.get_source(environment, name)[0] for name in scripts)
+    script = environment.loader.get_source(environment, "page.js")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return environment.get_template(template).render(
         script=Markup(script), script_hash=f"sha256-{digest}", **values
     )
 
 
-def picture(svg: str) -> Picture:
-    """A plot's SVG as a data address, with its size."""
-    size = _VIEW_BOX.search(svg)
+def _image(plot: "Plot") -> Image:
+    size = _VIEW_BOX.search(plot.svg)
     width, height = (float(size[1]), float(size[2])) if size else (_WIDE, _WIDE)
-    encoded = base64.b64encode(svg.encode()).decode("ascii")
-    return Picture(f"data:image/svg+xml;base64,{encoded}", width, height)
+    encoded = base64.b64encode(plot.svg.encode()).decode("ascii")
+    return Image(plot.caption, f"data:image/svg+xml;base64,{encoded}", width, height)
 
 
 def glossary(tables: Iterable[Table]) -> tuple[Term, ...]:
@@ -148,11 +140,6 @@ def cell_definition(cell: Cell, column: Column[Any]) -> Definition | None:
     return lookup(cell.text) if column.title in _NAMING else None
 
 
-def _sort_value(cell: Cell) -> str:
-    """A cell's sort key in a column of numbers; empty cells stay at the end."""
-    return f"{cell.value:.10g}" if isinstance(cell.value, int | float) else ""
-
-
 def _css(column: Column[Any]) -> str:
     return "num" if column.align == "right" else "words" if column.flexible else ""
 
@@ -179,7 +166,6 @@ def _environment() -> Environment:
         autoescape=True,
         css=_css,
         lines=_header_lines,
-        sort_value=_sort_value,
         column_definition=column_definition,
         cell_definition=cell_definition,
     )

@@ -15,13 +15,13 @@ from harness.reporting.serving_commands import snippet_groups, without_line
 from harness.reporting.tables.specification import Row, Table
 
 if TYPE_CHECKING:  # matplotlib takes a second
-    from harness.reporting.plots import Drawn
+    from harness.reporting.plots.style import Plot
 
 # Characters with a meaning in markdown; an underscore inside a word (acceptance_rate) has none
 _SPECIAL = re.compile(r"([\\`*|<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
-def report(content: Content, plots: "Sequence[Drawn]", folder: Path) -> str:
+def report(content: Content, plots: "Sequence[Plot]", folder: Path) -> str:
     """The text of report.md in a run's folder."""
     # Markdown, not HTML: `escape` below knows its special characters
     environment = environment_of(autoescape=False, escape_md=escape, table=table, fenced=fenced)

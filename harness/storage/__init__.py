@@ -23,10 +23,8 @@ import yaml
 from harness.records import (
     SCHEMA_VERSION,
     DraftConfidence,
-    LatencyRow,
     LoadTiming,
     NotMeasured,
-    ResultRow,
     RoundTiming,
     Scrape,
     SimulatedChoice,
@@ -60,8 +58,6 @@ if TYPE_CHECKING:  # every command's --help imports this module, and must not wa
 
 RESULT_COLUMNS = TABLES["results.csv"].columns
 TRACES, CHECKS, CONFIDENCES = "traces.parquet", "checks.jsonl", "confidences.parquet"
-# What a reader of a run needs of it, with a checksum
-CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
 # What a run measured, of the files with a checksum; the others are derived from it
 MEASURED = (TRACES, CONFIDENCES, CHECKS, "latency_samples.csv")
 ENDED = ("complete", "failed")
@@ -98,8 +94,6 @@ class StoredRun:
     simulated: tuple[SimulatedChoice, ...] = ()
     # checks.jsonl: greedy texts and distributions as the models judged them
     checks: tuple[Check, ...] = ()
-    # The files without a checksum, as where checksums.json was deleted
-    unverified: tuple[str, ...] = ()
     # How many fewer generations a complete run holds than it had when it ended
     lost_trials: int = 0
     # Files of what a complete run measured that are not there any more
@@ -158,8 +152,6 @@ class RunFolder:
         self.lines: Mapping[str, Lines[Any]] = {
             each.file.stem: each for each in vars(self).values() if isinstance(each, Lines)
         }
-        if lock is not None and lock.unlocked is not None:
-            self.manifest = manifest.updated(written_without_lock=lock.unlocked)
 
     @classmethod
     def create(
@@ -217,10 +209,6 @@ class RunFolder:
         """Write latency_samples.csv, one line per sample."""
         self._write_table("latency_samples.csv", samples_of(timings))
 
-    def write_latency(self, rows: Sequence[LatencyRow]) -> None:
-        """Write latency.csv, what analysis makes of samples and rounds."""
-        self._write_table("latency.csv", map(asdict, rows))
-
     def timings(self) -> list[StepTiming]:
         """The step timings already stored, raw samples and all; empty where there are none."""
         return timings_from(read_table(self.path, "latency_samples.csv"))
@@ -233,12 +221,8 @@ class RunFolder:
         """Write checks.jsonl, one line per check, its kind first."""
         self._write(CHECKS, check_lines(checks))
 
-    def write_results(self, rows: Sequence[ResultRow]) -> None:
-        """Write results.csv, one row per cell."""
-        self._write_table("results.csv", map(asdict, rows))
-
     def write_table(self, name: str, record: type[Any], rows: Sequence[Any]) -> None:
-        """Write a further csv file, of a record's fields."""
+        """Write a csv file with a column for each field of its record."""
         columns = [field.name for field in fields(record)]
         self._write(name, csv_text(columns, map(asdict, rows)))
 
@@ -263,10 +247,6 @@ class RunFolder:
         self._write_traces(traces, files.read_verified(self.path, TRACES))
         self._traces = [*before, *traces]
 
-    def confidences(self) -> list[DraftConfidence]:
-        """Every stored confidence, in order."""
-        return load_confidences(self.path)
-
     def add_confidences(self, confidences: Sequence[DraftConfidence]) -> None:
         """Store confidences; they replace those of the same draft and text.
 
@@ -275,7 +255,9 @@ class RunFolder:
         from harness.storage.traces import content_of_confidences  # imports numpy and pandas
 
         new = {(entry.draft, entry.key) for entry in confidences}
-        kept = [entry for entry in self.confidences() if (entry.draft, entry.key) not in new]
+        kept = [
+            entry for entry in load_confidences(self.path) if (entry.draft, entry.key) not in new
+        ]
         self._files.write(CONFIDENCES, content_of_confidences([*kept, *confidences]))
 
     def _write_traces(self, traces: Sequence[TextTrace], before: bytes | None) -> None:
@@ -336,9 +318,6 @@ def load(folder: str | Path) -> StoredRun:
         latency_samples=read_table(path, "latency_samples.csv"),
         summary=summary,
         checks=read_checks(path, CHECKS),
-        unverified=tuple(
-            name for name in CHECKED if name not in known.files and (path / name).exists()
-        ),
         lost_trials=max(0, (known.trials or 0) - len(lines["trials"])) if complete else 0,
         lost_files=tuple(lost) if complete else (),
         **lines,

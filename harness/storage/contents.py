@@ -8,7 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -76,7 +76,13 @@ TABLES = {
 
 
 def plain(value: Any) -> Any:
-    """Containers of JSON's own types: NaN and infinity become null, paths become text."""
+    """Containers of JSON's own types: NaN and infinity become null, paths become text.
+
+    A record becomes its fields, or the `entries` of the file that it is a view of.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        known = {each.name: getattr(value, each.name) for each in fields(value)}
+        value = known.get("entries", known)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -129,7 +135,7 @@ class Lines(Generic[Line]):
 
     def append(self, *entries: Line) -> None:
         """Store records durably: on the disk when this returns, and all of them or none."""
-        lines = (files.seal(json.dumps(plain(asdict(each)), allow_nan=False)) for each in entries)
+        lines = (files.seal(json.dumps(plain(each), allow_nan=False)) for each in entries)
         with files.writing(self.file.parent):
             files.append(self.file, b"".join(lines))
 
@@ -180,8 +186,8 @@ def _damaged_lines(file: Path, reasons: Mapping[int, str]) -> UserError:
 
 def check_lines(checks: Sequence[Check]) -> str:
     """The checks as lines of JSON, the kind of each first."""
-    lines = ({"kind": _KIND_OF_CHECK[type(check)], **asdict(check)} for check in checks)
-    return "".join(f"{json.dumps(plain(line), allow_nan=False)}\n" for line in lines)
+    lines = ({"kind": _KIND_OF_CHECK[type(check)], **plain(check)} for check in checks)
+    return "".join(f"{json.dumps(line, allow_nan=False)}\n" for line in lines)
 
 
 def read_checks(folder: Path, name: str) -> tuple[Check, ...]:

@@ -29,15 +29,11 @@ class Busy(UserError):
 
 
 class Lock:
-    """Held while a run is being written; released with the last reference, or with the process.
-
-    Attributes:
-        unlocked: why there is no lock on this file system; None where there is one.
-    """
+    """Held while a run is being written; released with the last reference, or with the process."""
 
     def __init__(self, folder: Path) -> None:
         """Take it, or raise Busy; use `take`, by which a process shares it with itself."""
-        self.folder, self.unlocked = folder, None
+        self.folder = folder
         file, lock = folder / LOCK, FileLock(folder / LOCK, timeout=0, thread_local=False)
         try:
             lock.acquire()
@@ -49,9 +45,9 @@ class Lock:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            self.unlocked = f"flock: {error.strerror}"
+            reason = error.strerror
             _log.warning(
-                "%s: written without a lock (%s); let one process write it", folder, self.unlocked
+                "%s: written without a lock (%s); let one process write it", folder, reason
             )
             return
         since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -7,10 +7,10 @@ report shows all that is there.
 
 import json
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from harness.records import (
     SCHEMA_VERSION,
@@ -37,8 +37,19 @@ Entries = Mapping[str, Any]
 SERVER = "server"
 
 
+class _View:
+    """A record of some entries of the file, which keeps all of them as `entries`."""
+
+    entries: Entries
+
+    @classmethod
+    def of(cls, entries: Entries) -> Self:
+        """From the entries of the file."""
+        return _adapter(cls).validate_python(_view(entries))
+
+
 @dataclass(frozen=True)
-class Environment:
+class Environment(_View):
     """The command line, the software and the machine (`harness.measurement.environment`).
 
     `memory_bytes` is the host's, `unused_card` why a card that is there was not used, `entries` all
@@ -54,14 +65,9 @@ class Environment:
     unused_card: str | None = None
     entries: Entries = field(default_factory=dict[str, Any])
 
-    @classmethod
-    def of(cls, entries: Entries) -> "Environment":
-        """From the entries of the file."""
-        return _adapter(cls).validate_python(_view(entries))
-
 
 @dataclass(frozen=True)
-class ModelEntry:
+class ModelEntry(_View):
     """A loaded model as it describes itself (`describe` of `harness.models`); `entries`: all of it.
 
     Sizes are None where its configuration has none; `id` and `kind` are of auditioned drafts,
@@ -102,11 +108,6 @@ class ModelEntry:
     engine_reason: str | None = None
     compiled: bool | None = None
     entries: Entries = field(default_factory=dict[str, Any])
-
-    @classmethod
-    def of(cls, entries: Entries) -> "ModelEntry":
-        """From the entries of the file."""
-        return _adapter(cls).validate_python(_view(entries))
 
 
 @dataclass(frozen=True)
@@ -337,7 +338,6 @@ class Manifest:
     door: str = ""  # the command that made it
     # running, complete or failed; a run that was interrupted stays running
     status: str | None = None
-    written_without_lock: str | None = None
     created_utc: str | None = None
     interrupted_by: str | None = None
     environment: Environment = Environment()
@@ -419,7 +419,7 @@ class Manifest:
         unknown = changes.keys() - {each.name for each in fields(self)}
         if unknown:
             raise TypeError(f"a manifest has no {', '.join(sorted(unknown))}")
-        entries = {**self.entries, **plain(_as_entry(changes))}
+        entries = {**self.entries, **plain(changes)}
         removed = {name for name, value in changes.items() if value is None}
         return Manifest.of({key: value for key, value in entries.items() if key not in removed})
 
@@ -448,15 +448,11 @@ def read_manifest(folder: Path) -> Manifest:
     version = entries.get("schema_version")
     if not isinstance(version, int):
         raise UserError(f"{file}: no schema_version; this is not a run's manifest")
-    if version < SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
+        age = "an earlier" if version < SCHEMA_VERSION else "a newer"
         raise UserError(
-            f"{folder}: made by an earlier version (schema {version}; this one reads "
-            f"{SCHEMA_VERSION}); make it again, or read it with the version that made it"
-        )
-    if version > SCHEMA_VERSION:
-        raise UserError(
-            f"{folder}: written by a newer version (schema {version}; this one reads "
-            f"{SCHEMA_VERSION}); upgrade the harness to read it"
+            f"{folder}: made by {age} version (schema {version}; this one reads {SCHEMA_VERSION});"
+            " read it with the version that made it, or make it again"
         )
     from pydantic import ValidationError  # see `_adapter`
 
@@ -466,16 +462,6 @@ def read_manifest(folder: Path) -> Manifest:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise UserError(f"{file}: {place}: {first['msg']}; not a run's manifest") from error
-
-
-def _as_entry(value: Any) -> Any:
-    if isinstance(value, Environment | ModelEntry):
-        return value.entries
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _as_entry(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _as_entry(item) for key, item in value.items()}
-    return [_as_entry(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @cache

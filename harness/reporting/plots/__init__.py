@@ -1,21 +1,18 @@
 """Plots as SVG files; a plot whose data is missing is not drawn.
 
-To add a plot, write a function of `Summary` and the largest number of panels in a row that returns
-a `style.Plot` or None, put it in `MAKERS` under its file's name, and name the file in
-`reporting.pages`.
+To add a plot, write a function of `Summary` that returns a `style.Plot` or None, put it in `MAKERS`
+under its file's name, and name the file in `reporting.pages`.
 """
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from harness.reporting.pages import page_of
 from harness.reporting.plots import latency, load, speedup, style
 from harness.storage import files
 from harness.summary import Summary
 
-Maker = Callable[[Summary, int], style.Plot | None]
-MAKERS: Mapping[str, Maker] = {
+MAKERS: Mapping[str, Callable[[Summary], style.Plot | None]] = {
     "speedup_vs_k.svg": speedup.draw_by_k,
     "leaderboard.svg": speedup.draw_leaderboard,
     "load.svg": load.draw_load,
@@ -23,41 +20,21 @@ MAKERS: Mapping[str, Maker] = {
     "latency_by_rate.svg": load.draw_plan,
     "speedup_ratio.svg": speedup.draw_ratios,
 }
-# Plots of earlier versions; only these and the current ones are removed, never a user's file
-LEFT = (
-    *("breakeven_vs_measured.svg", "acceptance_vs_temperature.svg", "verify_cost.svg"),
-    "speedup_by_engine.svg",
-    *("acceptance_by_category.svg", "acceptance_by_position.svg", "ceilings.svg"),
-    "waterfall.svg",
-)
-NAMES = (*MAKERS, *LEFT)
 
 
-class Drawn(NamedTuple):
-    """A plot that was written, as in its file and for a phone."""
-
-    file: str  # relative to the run folder
-    caption: str
-    svg: str
-    narrow: str  # the SVG with the panels in one column
-
-
-def drawn(summary: Summary, across: int = style.WIDE) -> tuple[style.Plot, ...]:
-    """Every plot that the run has data for, in reading order, with `across` panels in a row."""
+def drawn(summary: Summary) -> tuple[style.Plot, ...]:
+    """Every plot that the run has data for, in reading order."""
     with style.styled():
-        made = (MAKERS[name](summary, across) for name in page_of(summary).plots)
+        made = (MAKERS[name](summary) for name in page_of(summary).plots)
         return tuple(plot for plot in made if plot is not None)
 
 
-def draw(summary: Summary, folder: Path) -> tuple[Drawn, ...]:
+def draw(summary: Summary, folder: Path) -> tuple[style.Plot, ...]:
     """Write the plots into `folder` and return them in reading order; remove outdated ones."""
     plots = drawn(summary)
     files.directory(folder)
-    for name in set(NAMES) - {plot.name for plot in plots}:
+    for name in MAKERS.keys() - {plot.name for plot in plots}:  # never a user's file
         (folder / name).unlink(missing_ok=True)
     for plot in plots:
         files.write(folder / plot.name, plot.svg.encode())
-    return tuple(
-        Drawn(f"{folder.name}/{plot.name}", plot.caption, plot.svg, narrow.svg)
-        for plot, narrow in zip(plots, drawn(summary, style.NARROW), strict=True)
-    )
+    return plots

@@ -10,13 +10,13 @@ CURVES_UNDER = "dashed: v = 1, a verify that costs one step, as most calculators
 POSITIONS = "n (positions in one target forward)"
 
 
-def draw_verify_curves(summary: Summary, across: int) -> style.Plot | None:
+def draw_verify_curves(summary: Summary) -> style.Plot | None:
     """A panel per context, a line per batch; None where no verifies were timed."""
     if not summary.step_curves:
         return None
     panels = grouped(summary.step_curves, lambda curve: curve.context_tokens)
     batches = sorted({curve.batch for curve in summary.step_curves})
-    figure, axes = style.panels(len(panels), across, y="v(n)")
+    figure, axes = style.panels(len(panels), y="v(n)")
     for panel, (context, curves) in zip(axes, panels.items(), strict=True):
         for curve in curves:
             look = style.look(batches.index(curve.batch))

@@ -38,7 +38,7 @@ class _Panel(NamedTuple):
     slowest: Points  # the percentile of the slowest requests; empty for throughput
 
 
-def draw_load(summary: Summary, across: int) -> style.Plot | None:
+def draw_load(summary: Summary) -> style.Plot | None:
     """Panels of throughput and latency by temperature and way of sending requests.
 
     Each panel has a line per K. Latencies are p50 and p99; with too few requests p95, or p50 alone.
@@ -55,7 +55,7 @@ def draw_load(summary: Summary, across: int) -> style.Plot | None:
     made = list(_panels(served, waits, tail))
     if not made:
         return None
-    figure, axes = style.panels(len(made), across, share_y=False)
+    figure, axes = style.panels(len(made), share_y=False)
     ks = sorted({cell.k for cell in served.load})
     for axis, panel in zip(axes, made, strict=True):
         for k, points in sorted(panel.values.items()):
@@ -121,13 +121,13 @@ PLAN_UNDER = (
 HIGHEST = 3.0  # latencies above so many times the goal are cut off
 
 
-def draw_plan(summary: Summary, across: int) -> style.Plot | None:
+def draw_plan(summary: Summary) -> style.Plot | None:
     """A panel for each goal with a line for each choice; None for a run that is not a plan."""
     plan = summary.plan
     if plan is None:
         return None
     goals = [(name, goal) for name, goal in (("TPOT", plan.tpot_s), ("TTFT", plan.ttft_s)) if goal]
-    figure, axes = style.panels(len(goals), across, width=5.0, y="ms", share_y=False)
+    figure, axes = style.panels(len(goals), width=5.0, y="ms", share_y=False)
     for panel, (title, goal) in zip(axes, goals, strict=True):
         highest = 0.0
         for index, choice in enumerate(plan.choices):

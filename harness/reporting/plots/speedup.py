@@ -26,15 +26,20 @@ REPLAYED_UNDER = "predicted: tokens per round by replay x R(0) / R(K){engines}"
 DRAFT_TOKENS = "K (draft tokens per round)"
 
 
-def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
+def draw_by_k(summary: Summary) -> style.Plot | None:
     """A panel per temperature with a series per prompt set; None without a speedup.
 
-    With several drafts a panel per temperature and prompt set, with a series per draft.
+    With several drafts a panel per temperature and prompt set, with a series per draft. A point on
+    few prompts of its set compares with no other, so it is not drawn.
     """
+    few = summary.on_few_prompts
     points = [
         row
         for row in summary.generated
-        if row.k > 0 and row.speedup is not None and stability.of_cell(summary, row) is None
+        if row.k > 0
+        and row.speedup is not None
+        and row not in few
+        and stability.of_cell(summary, row) is None
     ]
     if not points:
         return None
@@ -53,11 +58,11 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
     names = drafts if several else list(dict.fromkeys(map(series_of, points)))
     by_panel = grouped(points, panel_of)
     lines_of = grouped(lines, lambda row: (panel_of(row), series_of(row)))
-    figure, axes = style.panels(len(by_panel), across, y="speedup")
+    figure, axes = style.panels(len(by_panel), y="speedup")
     known = [v for r in points + lines for v in (r.speedup, r.speedup_hi) if v is not None]
     axes[0].set_ylim(0.0, 1.08 * max(1.25, *known))
     for panel, (at, rows) in zip(axes, sorted(by_panel.items()), strict=True):
-        ks = sorted({row.k for row in rows})
+        ks = sorted({row.k for row in points + lines if panel_of(row) == at})
         style.ticks(panel, ks, DRAFT_TOKENS, log=True)
         line = {"color": style.INK, "linewidth": 1.2, "linestyle": style.DASHED}
         panel.axhline(1.0, **line, label="no speculation", zorder=1)
@@ -65,8 +70,8 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
             index = names.index(name)
             _prediction_line(panel, lines_of.get((at, name), ()), style.look(index)["color"])
             at_ks = style.dodge([row.k for row in series], index, len(names))
-            values, look = [fmt.bounded(row) for row in series], style.look(index)
-            style.points(panel, at_ks, values, label=name, linestyle="none", **look)
+            values = [fmt.bounded(row) for row in series]
+            style.points(panel, at_ks, values, label=name, linestyle="none", **style.look(index))
         prompts = f", {at[1]} prompts" if several else ""
         panel.set_title(f"temperature {fmt.temperature(at[0])}{prompts}")
     rule = points[0].rule
@@ -106,31 +111,30 @@ BOARD_UNDER = (
     "predicted, with 95 % interval; filled: the best that an engine has; corrected: less what"
     " choosing it adds; the dashed line: no speculation"
 )
-LETTERS, NARROW_LETTERS = 23, 16  # letters of a draft's name in one line
+LETTERS = 23  # letters of a draft's name in one line
 # Letters of a bold title, and of the small text below it, in the width of one letter of a name
 BOLD, SMALL = 1.45, 2
 
 
-def draw_leaderboard(summary: Summary, across: int) -> style.Plot | None:
+def draw_leaderboard(summary: Summary) -> style.Plot | None:
     """A panel per leaderboard, all on one scale; None without a leaderboard."""
     ranked = boards(summary)
     if not ranked:
         return None
     longest = max(len(board.rows) for board in ranked)
     height = 1.9 + 0.4 * longest
-    figure, axes = style.panels(len(ranked), across, share_y=False, width=5.2, height=height)
-    narrow = across == style.NARROW
+    figure, axes = style.panels(len(ranked), share_y=False, width=5.2, height=height)
     ends = [end for board in ranked for row in board.rows for end in (row.speedup, row.speedup_hi)]
     for panel, board in zip(axes, ranked, strict=True):
-        _board(panel, board, summary.drafts, NARROW_LETTERS if narrow else LETTERS)
+        _board(panel, board, summary.drafts)
         # The numbers stand to the right of the intervals
         most = max(value for value in (1.0, *ends) if value is not None)
-        panel.set_xlim(0.0, (1.6 if narrow else 1.3) * most)
+        panel.set_xlim(0.0, 1.3 * most)
         panel.set_ylim(longest - 0.4, -0.6)
     return style.plot("leaderboard.svg", BOARD_CAPTION, figure, BOARD_UNDER)
 
 
-def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> None:
+def _board(axes: Axes, board: Board, drafts: tuple[str, ...]) -> None:
     axes.axvline(1.0, color=style.INK, linewidth=1.2, linestyle=style.DASHED, zorder=1)
     for place, row in enumerate(board.rows):
         plain = {"color": style.INK, "marker": "X"}
@@ -140,13 +144,13 @@ def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
         PLAIN if row.draft is None else f"{name_of(row, board.marks)}, K={row.k}"
         for row in board.rows
     ]
-    axes.set_yticks(range(len(names)), [style.folded(name, letters) for name in names])
+    axes.set_yticks(range(len(names)), [style.folded(name, LETTERS) for name in names])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.set_xlabel("speedup")
-    lines = style.folded("" if board.every_rule else board.acceptance, SMALL * letters)
-    title = style.folded(board.name[0].upper() + board.name[1:], int(BOLD * letters))
+    lines = style.folded("" if board.every_rule else board.acceptance, SMALL * LETTERS)
+    title = style.folded(board.name[0].upper() + board.name[1:], int(BOLD * LETTERS))
     axes.set_title(title, pad=9 + 13 * (lines.count("\n") + 1))
     style.note_at(axes, lines, (0, 1), xycoords="axes fraction", ha="left", color=style.GREY)
 
@@ -183,7 +187,7 @@ RATIO_CAPTION = (
 RATIO_UNDER = "run / {reference}, over the prompts that both have, with 95 % interval"
 
 
-def draw_ratios(summary: Summary, across: int) -> style.Plot | None:
+def draw_ratios(summary: Summary) -> style.Plot | None:
     """A panel per temperature with a series per compared run; None without a speedup ratio."""
     compared = summary.comparison
     if compared is None:
@@ -194,7 +198,7 @@ def draw_ratios(summary: Summary, across: int) -> style.Plot | None:
     runs = [run.name for run in compared.runs]
     thresholds = {run.threshold for run in compared.runs if run.threshold is not None}
     panels = grouped(whole, lambda row: row.temperature or 0.0)
-    figure, axes = style.panels(len(panels), across, y="speedup ratio")
+    figure, axes = style.panels(len(panels), y="speedup ratio")
     ks = sorted({row.k for row in whole})
     for panel, (temperature, rows) in zip(axes, sorted(panels.items()), strict=True):
         line = {"color": style.INK, "linewidth": 1.2, "zorder": 1}

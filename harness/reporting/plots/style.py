@@ -24,8 +24,7 @@ DASHED = (0, (4, 3))
 SMALL = 9.5
 LETTERS_PER_INCH = 12  # of small text
 LEGEND_LETTERS_PER_INCH, LEGEND_KEY_INCHES = 11, 0.75  # the space of an entry of the legend
-WIDE, NARROW = 3, 1  # panels in a row, in the files and on a phone
-NARROW_INCHES = 4.2
+MOST_ACROSS = 3  # panels in a row
 _RULES: dict[Any, Any] = {
     "svg.hashsalt": "speculative-decoding",  # ids inside the file follow from the content
     "svg.fonttype": "none",  # text stays text: searchable, and sharp at any size
@@ -68,7 +67,6 @@ def styled() -> AbstractContextManager[None]:
 
 def panels(
     number: int,
-    across: int,
     *,
     width: float = 4.2,
     height: float = 3.9,
@@ -79,18 +77,15 @@ def panels(
 
     Args:
         number: how many panels.
-        across: panels in a row at most; with 1 the figure is as narrow as a phone.
         width: inches of a panel.
         height: inches of a panel.
         y: label of the y axis.
         share_y: whether all panels have one scale.
     """
-    columns = 2 if number == 4 <= across + 1 else min(number, across)
+    columns = 2 if number == 4 else min(number, MOST_ACROSS)
     rows = -(-number // columns)
     wide = width * columns + (1.6 if columns == 1 else 0.6)
-    figure = Figure(
-        figsize=(NARROW_INCHES if across == NARROW else wide, height * rows), layout="constrained"
-    )
+    figure = Figure(figsize=(wide, height * rows), layout="constrained")
     grid = figure.subplots(rows, columns, sharey=share_y, squeeze=False)
     for axes in grid[:, 0]:
         axes.set_ylabel(y)
