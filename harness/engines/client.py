@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.client import HTTPException, RemoteDisconnected
+from random import random
 from threading import Timer
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
@@ -32,7 +33,6 @@ from urllib3.exceptions import (
     ConnectTimeoutError,
     HTTPError,
     InvalidHeader,
-    MaxRetryError,
     NewConnectionError,
     ReadTimeoutError,
     URLSchemeUnknown,
@@ -170,11 +170,6 @@ class HttpClient:
 
         With `listening` it is not repeated where nothing listens at the address.
         """
-        policy = Retry(
-            RETRIES,
-            backoff_factor=BACKOFF_S * self._factor,
-            backoff_jitter=BACKOFF_S * self._factor,
-        )
         pauses_s, asked = PAUSES_S * self._factor, 1
         while True:
             try:
@@ -183,12 +178,12 @@ class HttpClient:
                 mistyped = listening and isinstance(error, NobodyListensError)
                 if mistyped or not error.repeatable or not self._alive():
                     raise
-                try:
-                    policy = policy.increment(error=error)
-                except MaxRetryError:
+                if asked > RETRIES:
                     error.args = (f"{error} (asked {asked} times)",)
-                    raise error from None
-                pause_s = policy.get_backoff_time()
+                    raise
+                pause_s = 0.0
+                if asked > 1:
+                    pause_s = BACKOFF_S * self._factor * (2 ** (asked - 1) + random())
                 if isinstance(error, RequestFailedError) and error.retry_after_s is not None:
                     pause_s = max(pause_s, error.retry_after_s)
                 if pause_s > pauses_s:

@@ -6,7 +6,7 @@ import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -324,7 +324,10 @@ class HttpServer(Server):
         self.named: Mapping[str, Any] = {}
 
     def generate(self, asked: Asked) -> Completion:
-        """Complete a prompt; temporary failures are repeated. See `protocol.Server`."""
+        """Complete a prompt; temporary failures are repeated. See `protocol.Server`.
+
+        Errors have the server's name, and the end of its log if it was started here.
+        """
         with self._lock:
             self._in_flight += 1
             queued = max(1.0, self._in_flight / SIDE_BY_SIDE)
@@ -332,8 +335,12 @@ class HttpServer(Server):
             queued = asked.turn.servers
         deadline_s = queued * self._client.deadline_s(len(asked.prompt), asked.budget)
         try:
-            with self._named_in_errors():
-                done, times = self._client.repeated(lambda: self._complete(asked, deadline_s))
+            done, times = self._client.repeated(lambda: self._complete(asked, deadline_s))
+        except (ServerDiedError, RequestFailedError) as error:
+            died = self._process is not None and isinstance(error, ServerDiedError)
+            words = f"; {self._process.last_words()}" if died and self._process else ""
+            error.args = (f"{self._title}: {error}{words}",)
+            raise
         finally:
             with self._lock:
                 self._in_flight -= 1
@@ -373,14 +380,14 @@ class HttpServer(Server):
     ) -> Answer:
         """The answer to a request, timed; `decode_cpu` and `turn` as in `Asked`."""
         readings = CpuReadings(self.cpu_s) if decode_cpu and self._alone else None
-        cpu, begin = self._request_cpu_s(), perf_counter()
+        before, begin = self.cpu_s() if self._alone else None, perf_counter()
         with nullcontext() if readings is None else readings:
             if turn is None:
                 answer = self._client.post(path, body, deadline_s)
             else:
                 answer = self.streamed(path, body, deadline_s, turn)
-        request_s, after = perf_counter() - begin, self._request_cpu_s()
-        cpu_s = None if cpu is None or after is None else after - cpu
+        request_s, after = perf_counter() - begin, self.cpu_s()
+        cpu_s = None if before is None or after is None else after - before
         return Answer(answer, request_s, cpu_s, readings, turn)
 
     def streamed(self, path: str, body: Mapping[str, Any], deadline_s: float, turn: Turn) -> Any:
@@ -483,20 +490,6 @@ class HttpServer(Server):
         """End the server, if it was started here."""
         if self._process is not None:
             self._process.stop()
-
-    @contextmanager
-    def _named_in_errors(self) -> Iterator[None]:
-        """Add the server's name to errors, and the end of its log if it was started here."""
-        try:
-            yield
-        except (ServerDiedError, RequestFailedError) as error:
-            died = self._process is not None and isinstance(error, ServerDiedError)
-            words = f"; {self._process.last_words()}" if died and self._process else ""
-            error.args = (f"{self._title}: {error}{words}",)
-            raise
-
-    def _request_cpu_s(self) -> float | None:
-        return self.cpu_s() if self._alone else None
 
 
 def _line(variables: Mapping[str, str], program: Sequence[str], flags: Sequence[str]) -> str:

