@@ -57,6 +57,7 @@ from harness.engines.protocol import (
     Asked,
     Completion,
     Engine,
+    EngineFacts,
     RefusedError,
     RequestFailedError,
     ServerDiedError,
@@ -64,8 +65,7 @@ from harness.engines.protocol import (
 from harness.engines.sglang import Sglang, SglangServer
 from harness.engines.vllm import Vllm, VllmServer, rounds_of
 from harness.models.load import load, load_vocabulary
-from harness.records import Round, Rule, UserError
-from harness.serving.drafts import DraftKind
+from harness.records import Round, Rule, ServerCommand, UserError
 from harness.serving.engines import ENGINES
 from harness.serving.llamacpp import SPEC_TYPES, drafting_flags
 from harness.storage import load as load_run
@@ -211,66 +211,83 @@ def test_the_rounds_of_a_look_up_are_the_servers_steps_less_the_prefills(
     assert (None if done.steps is None else len(done.steps)) == each
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_servers_draft_takes_of_a_requests_sampling_the_temperature_alone(
-    stand_in: Start, engine: str
-) -> None:
+def test_a_servers_draft_takes_of_a_requests_sampling_the_temperature_alone() -> None:
     asked = SamplingParameters(0.7, 5, 0.9, 0.1, 1.2)
-    engines = {
-        "vllm": lambda: attached(VllmServer, stand_in(vllm_answers()).url),
-        "sglang": lambda: attached(SglangServer, stand_in(sglang_answers()).url),
-    }
-    with engines[engine]().open(2) as server:
-        assert server.facts.draft_sampling(asked) == SamplingParameters(0.7)
+    for name, sampling in (
+        ("own", asked),
+        ("vllm", SamplingParameters(0.7)),
+        ("sglang", SamplingParameters(0.7)),
+        ("llamacpp", SamplingParameters(0.7, 10)),
+    ):
+        assert EngineFacts(ENGINES[name], "1", None).draft_sampling(asked) == sampling
+
+
+VLLM_REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({"/v1/completions": {"id": 1}}, 2, "its answer has no 'choices'; is it vLLM's server"),
+    (
+        {"/v1/completions": completion(choice={"text": "abc"})},
+        2,
+        "its answer has no 'token_ids'",
+    ),
+    ({}, 0, "it drafts, and was given as the server that decodes plainly"),
+    ({}, 4, "it drafts 2 tokens per round, not k=4"),
+    (
+        {
+            "/v1/completions": completion(),
+            "/metrics": in_turn(
+                {"vllm:generation_tokens_total": 0.0}, {"vllm:generation_tokens_total": 6.0}
+            ),
+        },
+        2,
+        "it drafted nothing; k=2 needs --speculative-config",
+    ),
+    (
+        {"/metrics": 404, "/v1/completions": completion()},
+        2,
+        "no counters in its answers or at /metrics; start it with",
+    ),
+    ({"/metrics": "", "/v1/completions": completion(TIMES)}, 2, "no counters in its answers"),
+    ({"/v1/completions": 400}, 2, "status 400: request exceeds the context size"),
+    ({"/v1/models": {"data": []}}, 2, "it serves no model"),
+    ({"/version": 404}, 2, "status 404"),
+    ({"/version": {}}, 2, "not vLLM's server"),
+]
+SGLANG_REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({"/generate": {"text": "abc"}}, 2, "its answer has no 'output_ids'"),
+    ({}, 0, "it drafts, and was given as the server that decodes plainly"),
+    ({}, 4, "it drafts 2 tokens per round, not k=4"),
+    (
+        {
+            "/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META},
+            "/server_info": {"version": "0.5.23", "speculative_num_steps": None},
+        },
+        4,
+        "it drafted nothing; k=4 needs --speculative-algorithm",
+    ),
+    (
+        {"/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META}},
+        2,
+        "no counters in its answers, though it drafts; release 0.5.11 or later has them",
+    ),
+    ({"/server_info": {"status": "ready"}}, 2, "not SGLang's server"),
+]
 
 
 @pytest.mark.parametrize(
-    ("answers", "k", "message"),
+    ("client", "answers", "k", "message"),
     [
-        ({"/v1/completions": {"id": 1}}, 2, "its answer has no 'choices'; is it vLLM's server"),
-        (
-            {"/v1/completions": completion(choice={"text": "abc"})},
-            2,
-            "its answer has no 'token_ids'",
-        ),
-        ({}, 0, "it drafts, and was given as the server that decodes plainly"),
-        ({}, 4, "it drafts 2 tokens per round, not k=4"),
-        (
-            {
-                "/v1/completions": completion(),
-                "/metrics": in_turn(
-                    {"vllm:generation_tokens_total": 0.0}, {"vllm:generation_tokens_total": 6.0}
-                ),
-            },
-            2,
-            "it drafted nothing; k=2 needs --speculative-config",
-        ),
-        (
-            {"/metrics": 404, "/v1/completions": completion()},
-            2,
-            "no counters in its answers or at /metrics; start it with",
-        ),
-        ({"/metrics": "", "/v1/completions": completion(TIMES)}, 2, "no counters in its answers"),
-        ({"/v1/completions": 400}, 2, "status 400: request exceeds the context size"),
-        ({"/v1/models": {"data": []}}, 2, "it serves no model"),
-        ({"/version": 404}, 2, "status 404"),
-        ({"/version": {}}, 2, "not vLLM's server"),
+        *((VllmServer, vllm_answers(**answers), *rest) for answers, *rest in VLLM_REFUSED),
+        *((SglangServer, sglang_answers(**answers), *rest) for answers, *rest in SGLANG_REFUSED),
     ],
 )
-def test_a_vllm_that_does_not_fit_is_refused_in_one_line(
-    stand_in: Start, answers: dict[str, Any], k: int, message: str
+def test_a_server_that_does_not_fit_is_refused_in_one_line(
+    stand_in: Start, client: Any, answers: dict[str, Any], k: int, message: str
 ) -> None:
-    server = stand_in(vllm_answers(**answers))
+    server = stand_in(answers)
     with pytest.raises(UserError, match=message) as error:
-        ask(attached(VllmServer, server.url, k), k)
+        ask(attached(client, server.url, k), k)
     assert "\n" not in str(error.value)
     assert server.url in str(error.value)
-
-
-def test_a_vllm_that_stops_answering_died(stand_in: Start) -> None:
-    server = stand_in(vllm_answers(**{"/v1/completions": None}))
-    with pytest.raises(ServerDiedError, match=r"vLLM at k=2: .*not reachable"):
-        ask(attached(VllmServer, server.url))
 
 
 def test_a_request_sets_every_sampling_parameter_of_the_server(stand_in: Start) -> None:
@@ -298,37 +315,6 @@ def test_sglangs_counts_are_read_and_its_decoding_is_not_guessed(stand_in: Start
     assert asked["input_ids"] == [1, 2, 3]
     settings = asked["sampling_params"]
     assert (settings["temperature"], settings["top_k"], settings["min_p"]) == (0.7, -1, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("answers", "k", "message"),
-    [
-        ({"/generate": {"text": "abc"}}, 2, "its answer has no 'output_ids'"),
-        ({}, 0, "it drafts, and was given as the server that decodes plainly"),
-        ({}, 4, "it drafts 2 tokens per round, not k=4"),
-        (
-            {
-                "/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META},
-                "/server_info": {"version": "0.5.23", "speculative_num_steps": None},
-            },
-            4,
-            "it drafted nothing; k=4 needs --speculative-algorithm",
-        ),
-        (
-            {"/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META}},
-            2,
-            "no counters in its answers, though it drafts; release 0.5.11 or later has them",
-        ),
-        ({"/server_info": {"status": "ready"}}, 2, "not SGLang's server"),
-    ],
-)
-def test_an_sglang_that_does_not_fit_is_refused_in_one_line(
-    stand_in: Start, answers: dict[str, Any], k: int, message: str
-) -> None:
-    server = stand_in(sglang_answers(**answers))
-    with pytest.raises(UserError, match=message) as error:
-        ask(attached(SglangServer, server.url, k), k)
-    assert "\n" not in str(error.value)
 
 
 # ---- texts and times only ------------------------------------------------------------------------
@@ -424,18 +410,17 @@ def test_an_address_may_end_as_openais_clients_write_it(stand_in: Start) -> None
 
 
 def test_an_api_key_is_sent_and_never_shown(stand_in: Start, tokenizer: Any) -> None:
-    answers = {**vllm_answers(), **sglang_answers()}
-    for kind in (VllmServer, SglangServer):
-        server = stand_in(answers)
-        running = attached(kind, server.url, key="the-key")
+    how: dict[Callable[..., HttpServer], dict[str, Any]] = {
+        VllmServer: {},
+        SglangServer: {},
+        OpenAiServer: {"tokenizer": tokenizer},
+    }
+    for client, more in how.items():
+        server = stand_in({**vllm_answers(), **sglang_answers()})
+        running = attached(client, server.url, key="the-key", **more)
         ask(running)
         assert server.keys == {"Bearer the-key"}
         assert "the-key" not in repr(running)
-    server = stand_in(answers)
-    endpoint = attached(OpenAiServer, server.url, key="the-key", tokenizer=tokenizer)
-    ask(endpoint)
-    assert server.keys == {"Bearer the-key"}
-    assert "the-key" not in repr(endpoint)
 
 
 PROGRAM = """#!{python}
@@ -523,32 +508,14 @@ def test_a_server_that_is_not_ready_in_time_is_ended_with_its_log_in_the_error(
         assert part in str(error.value)
 
 
-LOOKED_UP = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
-
-
-@pytest.mark.parametrize(
-    ("kind", "vllm", "sglang"),
-    [
-        ("model", {"method": "draft_model", "model": "d"}, "STANDALONE"),
-        ("eagle", {"method": "eagle", "model": "d"}, "EAGLE"),
-        ("eagle3", {"method": "eagle3", "model": "d"}, "EAGLE3"),
-        ("mtp", {"method": "mtp", "model": "d"}, "EAGLE"),
-        ("ngram", {"method": "ngram", **LOOKED_UP}, None),
-    ],
-)
-def test_a_server_is_started_for_each_kind_of_draft(
-    tmp_path: Path, kind: DraftKind, vllm: dict[str, Any], sglang: str | None
-) -> None:
-    sampled = {} if kind == "ngram" else {"draft_sample_method": "probabilistic"}
-    greedy = Vllm("t", "d", tmp_path, 100, kind=kind)
-    for engine, more in ((greedy, {}), (replace(greedy, rule="ratio"), sampled)):
-        flags = engine.flags(3)
-        config = json.loads(flags[flags.index("--speculative-config") + 1])
-        assert config == {**vllm, "num_speculative_tokens": 3, **more}
-    if sglang is not None:
-        flags = Sglang("t", "d", tmp_path, 100, kind=kind).flags(3)
-        assert flags[flags.index("--speculative-algorithm") + 1] == sglang
-        assert flags[flags.index("--speculative-draft-model-path") + 1] == "d"
+def typed(folder: Path, *words: str, k: int = 2, pair: OpenedPair | None = None) -> ServerCommand:
+    """The command of a server, from the words of the command line."""
+    config = compose("server", [*words])
+    start = adapter_of(config).start
+    assert start is not None
+    made = start(ToServe(config, folder, 100, slots=1, threads=None, pair=pair)).command(k)
+    assert made is not None
+    return made
 
 
 @pytest.mark.parametrize(("engine", "k", "refused"), [("vllm", 3, 3), ("vllm", 4, None),
@@ -569,13 +536,7 @@ def test_mtp_layers_of_another_checkpoint_are_given_to_the_server(
     tmp_path: Path, engine: str, other: bool
 ) -> None:
     layers = ["draft.id=ORG/OTHER"] if other else []
-    config = compose("server", [f"engine={engine}", "model=qwen3_4b", "draft=mtp", *layers])
-    start = adapter_of(config).start
-    assert start is not None
-    serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=None)
-    made = start(serve).command(2)
-    assert made is not None
-    command = made.line
+    command = typed(tmp_path, f"engine={engine}", "model=qwen3_4b", "draft=mtp", *layers).line
     assert ("ORG/OTHER" in command) == other
     assert command.count("Qwen/Qwen3-4B") == 1
 
@@ -584,13 +545,7 @@ def test_mtp_layers_of_another_checkpoint_are_given_to_the_server(
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_revisions_are_given_to_the_server(tmp_path: Path, engine: str, draft: str) -> None:
     words = ["model=qwen3_4b", f"draft={draft}", "model.revision=one", "draft.revision=other"]
-    config = compose("server", [f"engine={engine}", *words])
-    start = adapter_of(config).start
-    assert start is not None
-    serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=None)
-    made = start(serve).command(2)
-    assert made is not None
-    command = shlex.split(made.line)
+    command = shlex.split(typed(tmp_path, f"engine={engine}", *words).line)
     assert command[command.index("--revision") + 1] == "one"
     own_layers = draft == "mtp"  # which are in the target's revision
     if engine == "vllm":
@@ -677,20 +632,15 @@ def test_the_line_for_production_has_the_users_settings_and_none_of_the_measurem
 def test_a_server_is_told_the_dtype_that_is_replayed(
     tmp_path: Path, engine: str, asked: str, loaded: bool, served: str
 ) -> None:
-    config = compose("server", [f"engine={engine}", f"model.dtype={asked}"])
-    pair: Any = None
+    words, pair = [f"engine={engine}", f"model.dtype={asked}"], None
     if loaded:
-        target = load(config.model, torch.device("cpu"))
+        target = load(compose("server", words).model, torch.device("cpu"))
         pair = OpenedPair(target, *[None] * 3)  # type: ignore[arg-type]
-    start = adapter_of(config).start
-    assert start is not None
-    serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=pair)
     for k in (0, 2):
-        command = start(serve).command(k)
-        assert command is not None
+        command = typed(tmp_path, *words, k=k, pair=pair)
         for line in (command.line, command.production):
-            words = shlex.split(line or "")
-            assert words[words.index("--dtype") + 1] == served
+            flags = shlex.split(line or "")
+            assert flags[flags.index("--dtype") + 1] == served
 
 
 GB = 10**9
@@ -1108,7 +1058,7 @@ def test_the_events_of_a_stream_are_read_as_they_come_and_its_error_is_the_serve
         ("no JSON", RequestFailedError, r"its answer is garbled \('no JSON'\) \(asked 6", 6),
         ({"choices": [{"token_ids": 3}]}, RequestFailedError, "cannot be read .TypeError", 1),
         ({"choices": []}, RequestFailedError, "its answer cannot be read .ValueError", 1),
-        (None, ServerDiedError, r"not reachable \(.*\(asked 6 times\)", 6),
+        (None, ServerDiedError, r"vLLM at k=2: .*not reachable \(.*\(asked 6 times\)", 6),
         (401, ServerDiedError, "status 401: request exceeds", 1),
         (500, RefusedError, "status 500: request exceeds", 1),
         (Written(body=b"x", length=9, pause_s=9), ServerDiedError, "no whole answer within 1 s", 1),
