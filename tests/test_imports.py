@@ -21,7 +21,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
 from harness.engines.http_server import AttachedEngine, HttpServer
 from harness.engines.llamacpp import LlamaCppServer, request_body
-from harness.engines.protocol import Asked, ServedRecord
+from harness.engines.protocol import Asked, Completion
 from harness.engines.sglang import SglangServer
 from harness.engines.stored_answers import record_of
 from harness.engines.vllm import VllmServer
@@ -56,7 +56,7 @@ COUNTS: dict[str, Any] = {"k": 2, "rounds": 3, "drafted": 6, "accepted": 3}
 FROM_VLLM = {
     **COUNTS,
     "engine": "vllm",
-    "returned": 7,
+    "counted": 7,
     "accepted_lengths": (1, 1, 1),
     "prefill_s": pytest.approx(0.02),
     "decode_s": pytest.approx(0.06),
@@ -83,7 +83,7 @@ OLDER_META = {
 FROM_SGLANG = {
     **COUNTS,
     "engine": "sglang",
-    "returned": 7,
+    "counted": 7,
     "accepted_lengths": (1, 1, 1),
     "stop_reason": "eos",
 }
@@ -102,7 +102,7 @@ LLAMACPP: dict[str, Any] = {
 }
 FROM_LLAMACPP = {
     "engine": "llamacpp",
-    "returned": 7,
+    "counted": 7,
     "drafted": 5,
     "accepted": 3,
     "prefill_s": pytest.approx(0.01),
@@ -151,12 +151,12 @@ def with_counts(**speculative: Any) -> dict[str, Any]:
                 "request": {"sampling_params": {"temperature": 1.0}},
                 "response": {"meta_info": {"completion_tokens": 7}},
             },
-            {"engine": "sglang", "returned": 7, "k": 0, "temperature": 1.0},
+            {"engine": "sglang", "counted": 7, "k": 0, "temperature": 1.0},
         ),
         (
             {**without(PER_STEP, "per_step_drafted"), "k": 2, "temperature": 0.5, "prompt": "a"},
             {
-                **{name: FROM_VLLM[name] for name in (*COUNTS, "engine", "returned")},
+                **{name: FROM_VLLM[name] for name in (*COUNTS, "engine", "counted")},
                 "accepted_lengths": (1, 1, 1),
                 "temperature": 0.5,
                 "prompt": "a",
@@ -173,7 +173,7 @@ def test_each_kind_of_entry_is_read_by_its_documented_fields(
     entry: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     record = record_of(entry, "here")
-    nothing = {field.name: field.default for field in fields(ServedRecord)}
+    nothing = {field.name: field.default for field in fields(Completion)}
     assert vars(record) == {**nothing, **expected}
 
 

@@ -21,7 +21,6 @@ from harness.engines.protocol import (
     Completion,
     RefusedError,
     RequestFailedError,
-    ServedRecord,
     Server,
     ServerDiedError,
 )
@@ -90,7 +89,7 @@ class Interface:
     path: str
     ids: str
     body: Callable[[Asked], dict[str, Any]]
-    parse: Callable[[Mapping[str, Any]], ServedRecord]
+    parse: Callable[[Mapping[str, Any]], Completion]
     counters: CounterNames
     names_model: bool = False
     drafts: Callable[[HttpClient], bool] = lambda _: False
@@ -431,27 +430,25 @@ class HttpServer(Server):
         if self.k and drafted == 0 and tokens > 2 and not self.facts.drafts_fewer:
             raise UserError(f"{self.where}: it drafted nothing; k={self.k} needs {needs}")
 
-    def completion(self, answer: Answer, record: ServedRecord) -> Completion:
-        """The result of a request, without counts of rounds for plain decoding."""
+    def completion(self, answer: Answer, record: Completion) -> Completion:
+        """The record of an answer with its times, without counts of rounds for plain decoding."""
         request_s, prefill_s, decode_s = answer.request_s, record.prefill_s, record.decode_s
         if answer.turn is not None and prefill_s is not None and decode_s is not None:
             prefill_s -= answer.turn.prefill_paused_s
             decode_s = answer.turn.running_s(decode_s)
             request_s -= answer.turn.paused_s
-        return Completion(
-            tokens=record.tokens or (),
+        readings = answer.readings
+        of_rounds = () if self.k else ("rounds", "drafted", "accepted", "accepted_lengths", "steps")
+        return replace(
+            record,
             stop_reason=record.stop_reason or "budget",
             request_s=request_s,
-            rounds=record.rounds if self.k else None,
-            drafted=record.drafted if self.k else None,
-            accepted=record.accepted if self.k else None,
             prefill_s=prefill_s,
             decode_s=decode_s,
             cpu_s=answer.cpu_s,
-            decode_cpu_s=answer.readings
-            and answer.readings.decode_s(record.prefill_s, record.decode_s),
-            steps=record.steps if self.k else None,
-            likeliest=record.likeliest,
+            decode_cpu_s=readings and readings.decode_s(record.prefill_s, record.decode_s),
+            counted=None,  # its ids are counted
+            **dict.fromkeys(of_rounds),
         )
 
     @property

@@ -59,7 +59,6 @@ from harness.engines.protocol import (
     Likeliest,
     RefusedError,
     RequestFailedError,
-    ServedRecord,
     TokensLostError,
     seconds,
     token_ids,
@@ -253,7 +252,7 @@ class LlamaCppServer(HttpServer):
         return self.completion(answer, counted)
 
 
-def parse(answer: Mapping[str, Any]) -> ServedRecord:
+def parse(answer: Mapping[str, Any]) -> Completion:
     """The record of an answer of `/completion` or of an OpenAI-compatible path.
 
     Raises:
@@ -264,9 +263,9 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
     drafted = timings.get("draft_n")
     tokens = token_ids(answer.get("tokens"))
     entries = answer.get("completion_probabilities") or ()
-    return ServedRecord(
+    return Completion(
         engine="llamacpp",
-        returned=int(timings["predicted_n"]),
+        counted=int(timings["predicted_n"]),
         k=None if drafted else 0,
         drafted=drafted,
         accepted=timings.get("draft_n_accepted"),
@@ -276,7 +275,7 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
         tokens=tokens,
         text=answer.get("content"),
         logprobs=tuple(entry.get("logprob") for entry in entries),
-        likeliest=_likeliest(tokens or (), entries),
+        likeliest=_likeliest(tokens, entries),
         truncated=bool(answer.get("truncated")),
         model=answer.get("model"),
         temperature=(answer.get("generation_settings") or {}).get("temperature"),

@@ -37,7 +37,6 @@ from harness.engines.protocol import (
     Asked,
     Completion,
     EngineFacts,
-    ServedRecord,
     token_ids,
 )
 from harness.records import Rule, UserError, Varying
@@ -237,7 +236,7 @@ def request_body(asked: Asked) -> dict[str, Any]:
     }
 
 
-def parse(answer: Mapping[str, Any]) -> ServedRecord:
+def parse(answer: Mapping[str, Any]) -> Completion:
     """The record of an answer of `/generate` or of an OpenAI-compatible path.
 
     Raises:
@@ -249,9 +248,9 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
     accepted, lengths = _first(meta, ACCEPTED), _first(meta, LENGTHS)
     kept = sum(kept * count for kept, count in enumerate(lengths or ()))
     logprobs = meta.get("output_token_logprobs") or ()
-    record = ServedRecord(
+    record = Completion(
         engine="sglang",
-        returned=int(meta["completion_tokens"]),
+        counted=int(meta["completion_tokens"]),
         k=0,
         stop_reason=STOP_REASONS.get(str((meta.get("finish_reason") or {}).get("type"))),
         tokens=token_ids(answer.get("output_ids")),

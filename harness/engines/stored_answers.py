@@ -24,7 +24,7 @@ from pathlib import PurePath
 from typing import Any
 
 from harness.engines import llamacpp, sglang, vllm
-from harness.engines.protocol import ServedRecord
+from harness.engines.protocol import Completion
 from harness.records import ServingEngine, Trial, UserError
 from harness.serving.engines import spec_of
 
@@ -35,8 +35,8 @@ FIRST_POSITION = 1
 PROMPT_FIELDS = ("prompt", "messages", "input_ids", "text")
 # The fields of a record that its trial takes over
 OF_TRIAL = (
-    *("rounds", "drafted", "accepted", "accepted_lengths", "prefill_s", "decode_s"),
-    *("stop_reason", "tokens"),
+    *("rounds", "drafted", "accepted", "accepted_lengths"),
+    *("prefill_s", "decode_s", "stop_reason"),
 )
 
 
@@ -53,7 +53,7 @@ class Imported:
 # ---- one entry -----------------------------------------------------------------------------------
 
 
-def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord:
+def record_of(entry: Mapping[str, Any], where: str) -> Completion:
     """The record of one entry; `where` is its file and place, for errors.
 
     Raises:
@@ -87,7 +87,6 @@ def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord:
     sampling = request.get("sampling_params") or request
     return replace(
         record,
-        tokens=record.tokens or None,
         prompt=record.prompt or _prompt_name(request, choice),
         temperature=sampling.get("temperature", record.temperature),
     )
@@ -152,14 +151,14 @@ def _prompt_name(request: Mapping[str, Any], choice: Mapping[str, Any]) -> str |
     return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _record_of_counts(entry: Mapping[str, Any]) -> ServedRecord:
+def _record_of_counts(entry: Mapping[str, Any]) -> Completion:
     """The record of a request of which only the tokens accepted in each round are known."""
     counts = vllm.counts({"num_spec_tokens": entry.get("k"), **entry})
     if entry.get("k") is None and not entry.get("per_step_drafted"):
         counts |= {"k": None, "drafted": None}  # K cannot be inferred: no round may have accepted K
-    return ServedRecord(
+    return Completion(
         engine=str(entry.get("engine") or "vllm"),
-        returned=FIRST_POSITION + counts["rounds"] + counts["accepted"],
+        counted=FIRST_POSITION + counts["rounds"] + counts["accepted"],
         model=entry.get("model"),
         prompt=entry.get("prompt"),
         temperature=entry.get("temperature"),
@@ -171,7 +170,7 @@ def _record_of_counts(entry: Mapping[str, Any]) -> ServedRecord:
 
 
 def imported(
-    files: Mapping[str, Sequence[ServedRecord]],
+    files: Mapping[str, Sequence[Completion]],
     ks: Sequence[int] | None,
     temperature: float | None,
 ) -> Imported:
@@ -234,7 +233,7 @@ def _common(what: str, values: set[Any]) -> Any:
     return next(iter(values))
 
 
-def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
+def _k_of(file: str, records: Sequence[Completion], given: int | None) -> int:
     stated = {record.k for record in records if record.k is not None}
     inferred = [
         math.ceil(record.drafted / rounds)
@@ -263,14 +262,14 @@ def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
     return max(stated, default=0)
 
 
-def _rounds_at_budget(record: ServedRecord) -> int | None:
+def _rounds_at_budget(record: Completion) -> int | None:
     """The rounds of a request that ended at its budget: each emits one token of the target's."""
     if record.stop_reason != "budget" or record.accepted is None:
         return None
     return record.returned - FIRST_POSITION - record.accepted
 
 
-def _counted(record: ServedRecord, k: int) -> ServedRecord:
+def _counted(record: Completion, k: int) -> Completion:
     """A record with the number of rounds, where it follows from the other counts.
 
     In a text that ended early, no draft is assumed to be shortened.
@@ -292,7 +291,7 @@ def _counted(record: ServedRecord, k: int) -> ServedRecord:
 
 
 def _trials(
-    file: str, records: Sequence[ServedRecord], k: int, temperature: float
+    file: str, records: Sequence[Completion], k: int, temperature: float
 ) -> Iterator[Trial]:
     seen = Counter[str]()
     for place, record in enumerate(records, start=1):
@@ -311,5 +310,6 @@ def _trials(
             model=record.model,
             new_tokens=max(0, record.returned - FIRST_POSITION),
             first_token_s=None if record.prefill_s is None else 0.0,
+            tokens=record.tokens or None,
             **{name: getattr(record, name) for name in OF_TRIAL},
         )

@@ -52,7 +52,6 @@ from harness.engines.protocol import (
     Completion,
     EngineFacts,
     RefusedError,
-    ServedRecord,
     seconds,
     token_ids,
 )
@@ -291,7 +290,7 @@ def request_body(asked: Asked) -> dict[str, Any]:
     }
 
 
-def parse(answer: Mapping[str, Any]) -> ServedRecord:
+def parse(answer: Mapping[str, Any]) -> Completion:
     """The record of an answer.
 
     Raises:
@@ -302,9 +301,9 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
     metrics, usage = answer.get("metrics") or {}, answer.get("usage")
     tokens, spec_metrics = token_ids(choice.get("token_ids")), metrics.get("speculative_decoding")
     counted = counts(spec_metrics)
-    return ServedRecord(
+    return Completion(
         engine="vllm",
-        returned=len(tokens or ()) if usage is None else int(usage["completion_tokens"]),
+        counted=None if usage is None else int(usage["completion_tokens"]),
         steps=rounds_of(tokens, spec_metrics) if tokens and spec_metrics is not None else None,
         prefill_s=seconds(metrics.get("time_to_first_token_ms")),
         decode_s=seconds(metrics.get("generation_time_ms")),
@@ -396,7 +395,7 @@ def drafts(client: HttpClient) -> bool:
         return False
 
 
-def _with_sums(record: ServedRecord, sums: Mapping[str, float]) -> ServedRecord:
+def _with_sums(record: Completion, sums: Mapping[str, float]) -> Completion:
     """A record completed from `/metrics`; zero rounds where the server does not draft."""
     if record.rounds is None:
         names = (DRAFT_ROUNDS, DRAFTED, ACCEPTED)

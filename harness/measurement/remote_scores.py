@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
 from harness.engines.http_server import Interface, only_model
-from harness.engines.protocol import ServedRecord
+from harness.engines.protocol import Completion
 from harness.engines.running import KINDS
 from harness.measurement.generations import Request, stop_reason
 from harness.measurement.target_texts import GeneratedText
@@ -85,8 +85,6 @@ class TextServer:
         wanted = not request.sampling.greedy
         answer, _ = self._client.repeated(lambda: self._ask(request, wanted))
         where = self._client.where
-        if answer.tokens is None:
-            raise UserError(f"{where}: its answer has no {self._kind.ids!r}; texts need token ids")
         if answer.truncated:
             raise UserError(f"{where}: its context is too small for prompt and new_tokens")
         if answer.k != 0 or self._kind.drafts(self._client):
@@ -95,7 +93,7 @@ class TextServer:
                 " as it is lossless; give a server that decodes plainly"
             )
         if not answer.tokens:
-            raise UserError(f"{where}: an answer without tokens")
+            raise UserError(f"{where}: its answer has no {self._kind.ids!r}; texts need token ids")
         if wanted and len(answer.logprobs) != len(answer.tokens):
             raise UserError(
                 f"{where}: {len(answer.logprobs)} log-probabilities of {len(answer.tokens)} tokens;"
@@ -109,7 +107,7 @@ class TextServer:
             logprobs=tuple(map(float, answer.logprobs)) if wanted else None,
         )
 
-    def _ask(self, request: Request, logprobs: bool) -> ServedRecord:
+    def _ask(self, request: Request, logprobs: bool) -> Completion:
         client, kind = self._client, self._kind
         seed = _seed(request)
         body = kind.body(request.asked._replace(seed=seed, logprobs=int(logprobs)))

@@ -225,7 +225,7 @@ class ReturnedText:
         after_prefill = replace(
             request, tokens=(*request.tokens, *before), budget=request.budget - len(before)
         )
-        return GeneratedText(after_prefill, rounds_emitted, self.completion.stop_reason)
+        return GeneratedText(after_prefill, rounds_emitted, self.completion.stop_reason or "budget")
 
 
 @torch.inference_mode()
