@@ -258,6 +258,7 @@ def started_with(serve: ToServe) -> dict[str, Any]:
         "timeout_factor": serve.config.timeout_factor,
         "varying": serve.varying,
         "schedule": tuple((low, high, k) for low, high, k in serve.config.schedule or ()),
+        "dtype": serve.dtype or "auto",
     }
 
 

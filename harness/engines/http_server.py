@@ -131,6 +131,8 @@ class StartedEngine(ABC):
         timeout_factor: multiplies the time limits of requests.
         varying: how the K of a server changes while it serves; it is then started at the largest.
         schedule: K by the number of requests, as (lowest, highest, K).
+        dtype: of both models' weights and caches, for an engine that is told; with `auto` vLLM and
+            SGLang serve a float32 checkpoint in 16 bits.
     """
 
     spec: ClassVar[EngineSpec]
@@ -158,6 +160,7 @@ class StartedEngine(ABC):
     timeout_factor: float = 1.0
     varying: Varying = ""
     schedule: tuple[tuple[int, int, int], ...] = ()
+    dtype: str = "auto"
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
         """Start a server that drafts k tokens per round, and wait until it answers."""

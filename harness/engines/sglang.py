@@ -70,12 +70,7 @@ COUNTERS = CounterNames(
 
 @dataclass(frozen=True)
 class Sglang(StartedEngine):
-    """A pair that SGLang serves on this machine.
-
-    Attributes:
-        dtype: of both models' weights, as SGLang names it; with `auto` a float32 checkpoint is
-            served in 16 bits.
-    """
+    """A pair that SGLang serves on this machine."""
 
     spec = SPEC
     measuring = frozenset(
@@ -85,8 +80,6 @@ class Sglang(StartedEngine):
         )
     )
     variables = ("SGLANG_", "SGL_")
-
-    dtype: str = "auto"
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
         """Start a server; for a schedule, write its file of K by load first."""
@@ -284,9 +277,7 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(
         spec,
         attach=lambda config, _: partial(SglangServer, rule=rule_of(config)),
-        start=lambda serve: Sglang(
-            *checkpoints(serve), **started_with(serve), dtype=serve.dtype or "auto"
-        ),
+        start=lambda serve: Sglang(*checkpoints(serve), **started_with(serve)),
         check=lambda config: on_path(config.engine),
     )
 

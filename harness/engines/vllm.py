@@ -92,11 +92,7 @@ COUNTED_WITHIN_S, COUNTED_POLL_S = 1.0, 0.01
 
 @dataclass(frozen=True)
 class Vllm(StartedEngine):
-    """A pair that vLLM serves on this machine.
-
-    Attributes:
-        dtype: of both models' weights and caches, as vLLM names it.
-    """
+    """A pair that vLLM serves on this machine."""
 
     spec = SPEC
     measuring = frozenset(
@@ -107,8 +103,6 @@ class Vllm(StartedEngine):
         )
     )
     variables = ("VLLM_",)
-
-    dtype: str = "auto"
 
     def environment(self, synthetic: Sequence[float] | None = None) -> Mapping[str, str]:  # noqa: ARG002
         """The variables for its threads, the address between its processes, and the model runner.
@@ -432,9 +426,7 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(
         spec,
         attach=lambda config, _: partial(VllmServer, rule=rule_of(config), kind=kind_of(config)),
-        start=lambda serve: Vllm(
-            *checkpoints(serve), **started_with(serve), dtype=serve.dtype or "auto"
-        ),
+        start=lambda serve: Vllm(*checkpoints(serve), **started_with(serve)),
         check=check_build,
     )
 
