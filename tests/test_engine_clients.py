@@ -42,13 +42,13 @@ from harness.analysis.setup import Setup
 from harness.cli import compose
 from harness.commands import server as server_command
 from harness.commands.run_lifecycle import create, load_prompts
-from harness.commands.server_requests import open_workload
+from harness.commands.server_requests import Workload, open_workload
 from harness.commands.server_start import note_engine, started
 from harness.commands.server_visits import measure
 from harness.commands.tasks import Role
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.adapters import OpenedPair, ToServe, adapter_of
+from harness.engines.adapters import Adapter, OpenedPair, ToServe, adapter_of
 from harness.engines.client import HttpClient
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, only_model
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
@@ -68,6 +68,7 @@ from harness.models.load import load, load_vocabulary
 from harness.records import Round, Rule, ServerCommand, UserError
 from harness.serving.engines import ENGINES
 from harness.serving.llamacpp import SPEC_TYPES, drafting_flags
+from harness.storage import RunFolder
 from harness.storage import load as load_run
 
 GREEDY = SamplingParameters(0.0)
@@ -472,24 +473,9 @@ def test_a_server_on_path_is_started_with_its_flags_and_ended(
     if sys.platform == "linux":
         assert done.cpu_s is not None
     assert not process.is_running()
-    assert arguments[0] == "serve"
-    if name == "vllm":
-        assert arguments[1] == "target"
-        flags = dict(zip(arguments[2::2], arguments[3::2], strict=False))
-        assert json.loads(flags["--speculative-config"]) == {
-            "method": "draft_model",
-            "model": "draft",
-            "num_speculative_tokens": 2,
-        }
-        assert int(flags["--max-model-len"]) >= 102
-        assert environment["VLLM_HOST_IP"] == "127.0.0.1"
-        assert environment["OMP_NUM_THREADS"] == "1"
-    else:
-        flags = dict(zip(arguments[1::2], arguments[2::2], strict=False))
-        assert flags["--model-path"] == "target"
-        assert flags["--speculative-num-steps"] == "2"
-        assert flags["--speculative-num-draft-tokens"] == "3"
-    assert {"--enforce-eager", "--host", "127.0.0.1"} <= set(arguments)
+    assert arguments[: len(engine.flags(2))] == engine.flags(2)
+    assert {"serve", "target", "--enforce-eager", "--host", "127.0.0.1"} <= set(arguments)
+    assert engine.environment().items() <= environment.items()
     assert os.environ["PATH"] == str(tmp_path)
 
 
@@ -644,6 +630,8 @@ def test_a_server_is_told_the_dtype_that_is_replayed(
 
 
 GB = 10**9
+# The flag for a server's share of a card
+SHARES = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}
 # What servers took on cards, as their users report it, and by no formula of ours. Before it loads
 # anything, vLLM has some 400 MB of an RTX 3090 (Sandermage/genesis-vllm-patches#24)
 CONTEXT = 0.42 * GB
@@ -696,12 +684,12 @@ def test_servers_start_next_to_the_models_that_score_them_and_use_what_is_free(
     for left in range(servers, 0, -1):
         flags = kind("t", "d", tmp_path, 400, memory=card.memory(weights, left)).flags(4)
         if engine == "vllm":
-            share = float(flags[flags.index("--gpu-memory-utilization") + 1])
+            share = float(flags[flags.index(SHARES[engine]) + 1])
             if servers == 1:
                 assert share == pytest.approx((free - 0.7 * GB) / card.total, abs=1e-3)
             cache = card.start_vllm(share, weights)
         else:
-            share = float(flags[flags.index("--mem-fraction-static") + 1])
+            share = float(flags[flags.index(SHARES[engine]) + 1])
             cache, _ = card.start_sglang(share, weights)
             card.free -= GRAPHS + ACTIVATIONS
         assert cache > 0
@@ -723,10 +711,7 @@ def test_sglang_prefills_as_many_tokens_at_once_as_there_is_memory_left_for(
     assert engine.spare_bytes(4) - least == (tokens - 2048) * 1.5 * 2**20
 
 
-@pytest.mark.parametrize(
-    ("engine", "flag"),
-    [("vllm", "--gpu-memory-utilization"), ("sglang", "--mem-fraction-static")],
-)
+@pytest.mark.parametrize(("engine", "flag"), SHARES.items())
 def test_a_users_own_share_of_the_card_goes_before(tmp_path: Path, engine: str, flag: str) -> None:
     kind = {"vllm": Vllm, "sglang": Sglang}[engine]
     full = CardMemory(1 * GB, 24 * GB, 8 * GB)
@@ -740,10 +725,40 @@ def test_a_users_own_share_of_the_card_goes_before(tmp_path: Path, engine: str, 
         assert part in line
 
 
+@dataclass(frozen=True)
+class OnCard:
+    """A run without weights, and the file to which its engine's program writes its command line."""
+
+    folder: RunFolder
+    work: Workload
+    adapter: Adapter
+    file: Path
+
+    def started(self, *roles: Role, **how: Any) -> Any:
+        return started(self.folder, self.work, self.adapter, roles, **how)
+
+
+@pytest.fixture
+def on_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OnCard]:
+    """A run of an engine on a card whose memory is what a function says, or without a card."""
+
+    def opened(engine: str, memory: Callable[[int], tuple[int, int]] | None, *more: str) -> OnCard:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: memory is not None)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+        words = [f"engine={engine}", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
+        config = compose("server", [*words, *more, f"results_root={tmp_path}"])
+        work, folder = open_workload(config, load_prompts(config)), create(config, "server")
+        file = program_of(engine, tmp_path, monkeypatch)
+        return OnCard(folder, work, adapter_of(config), file)
+
+    return opened
+
+
 @pytest.mark.parametrize("card", [True, False])
 @pytest.mark.parametrize("engine", sample(["vllm", "sglang"], "sglang"))
 def test_the_share_of_the_card_is_read_when_the_server_starts(
-    engine: str, card: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, card: bool, on_card: Callable[..., OnCard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
 
@@ -751,19 +766,12 @@ def test_the_share_of_the_card_is_read_when_the_server_starts(
         done.append("read")
         return 14 * GB, 24 * GB
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
+    run = on_card(engine, free_and_total if card else None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_total)
-    words = [f"engine={engine}", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
-    config = compose("server", [*words, f"results_root={tmp_path}"])
-    work = open_workload(config, load_prompts(config))
-    folder = create(config, "server")
-    file = program_of(engine, tmp_path, monkeypatch)
-    roles = [Role(0), Role(2)]
-    with started(folder, work, adapter_of(config), roles, slots=1):
-        arguments, _ = json.loads(file.read_text())
-    flag = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}[engine]
-    noted = load_run(folder.path).manifest.server_memory
+    with run.started(Role(0), Role(2), slots=1):
+        arguments, _ = json.loads(run.file.read_text())
+    flag = SHARES[engine]
+    noted = load_run(run.folder.path).manifest.server_memory
     if not card:
         assert flag not in arguments
         assert (done, noted) == ([], ())
@@ -779,29 +787,21 @@ def test_the_share_of_the_card_is_read_when_the_server_starts(
 
 @pytest.mark.parametrize("engine", sample(["vllm", "sglang"], "sglang"))
 def test_the_commands_of_a_run_have_the_share_that_each_server_was_started_with(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, on_card: Callable[..., OnCard]
 ) -> None:
     """The servers of a load start after the manifest's entry is written."""
-    free = iter(range(20, 10, -1))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (next(free) * GB, 24 * GB))
-    words = [f"engine={engine}", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
-    config = compose("server", [*words, "concurrency=[1,4]", f"results_root={tmp_path}"])
-    work = open_workload(config, load_prompts(config))
-    folder, adapter = create(config, "server"), adapter_of(config)
-    file = program_of(engine, tmp_path, monkeypatch)
-    flag = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}[engine]
+    free, flag = iter(range(20, 10, -1)), SHARES[engine]
+    run = on_card(engine, lambda _: (next(free) * GB, 24 * GB), "concurrency=[1,4]")
     shares: dict[tuple[int, int], str] = {}
     for slots in (1, 4):
         for k in (0, 2):
-            with started(folder, work, adapter, [Role(k)], slots=slots) as servers:
-                arguments, _ = json.loads(file.read_text())
+            with run.started(Role(k), slots=slots) as servers:
+                arguments, _ = json.loads(run.file.read_text())
                 shares[k, slots] = arguments[arguments.index(flag) + 1]
                 if slots == 1:
-                    note_engine(folder, work, adapter, servers[Role(k)])
+                    note_engine(run.folder, run.work, run.adapter, servers[Role(k)])
     assert len({*shares.values()}) == 4
-    noted = Setup(load_run(folder.path)).engine
+    noted = Setup(load_run(run.folder.path)).engine
     assert noted is not None
     for command in noted.commands:
         measured = shlex.split(command.line)
@@ -822,7 +822,10 @@ def test_the_commands_of_a_run_have_the_share_that_each_server_was_started_with(
     ],
 )
 def test_the_fullest_of_the_cards_that_a_server_uses_decides(
-    flags: list[str], read: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: list[str],
+    read: int,
+    on_card: Callable[..., OnCard],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[int] = []
 
@@ -830,56 +833,38 @@ def test_the_fullest_of_the_cards_that_a_server_uses_decides(
         asked.append(card)
         return (20 - card) * GB, 24 * GB
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_total)
-    words = ["engine=vllm", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
-    config = compose("server", [*words, f"flags={flags}", f"results_root={tmp_path}"])
-    work = open_workload(config, load_prompts(config))
-    folder = create(config, "server")
-    program_of("vllm", tmp_path, monkeypatch)
-    with started(folder, work, adapter_of(config), [Role(0)], slots=1):
+    run = on_card("vllm", free_and_total, f"flags={flags}")
+    with run.started(Role(0), slots=1):
         pass
     assert asked == [*range(read)]
-    (noted,) = load_run(folder.path).manifest.server_memory
+    (noted,) = load_run(run.folder.path).manifest.server_memory
     assert noted.free == (21 - read) * GB
     assert (noted.weights > 0) == (read == 1)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_card_too_full_for_a_pair_is_one_line_before_any_server_is_started(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, on_card: Callable[..., OnCard]
 ) -> None:
     """The plain server would fit, and be measured for nothing."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     spare = {"vllm": 0.7 * GB, "sglang": 3.6 * 2**30}[engine]
     # The target takes 5.3 MB, with the draft 6.1
     free = int(spare) + 56 * 10**5
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 24 * GB))
-    words = [f"engine={engine}", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
-    config = compose("server", [*words, f"results_root={tmp_path}"])
-    work = open_workload(config, load_prompts(config))
-    file = program_of(engine, tmp_path, monkeypatch)
+    run = on_card(engine, lambda _: (free, 24 * GB))
     with pytest.raises(
         UserError, match=rf"engine={engine} at k=2: .* needed.* GB of 24 GB"
     ) as line:
-        measure(create(config, "server"), work, adapter_of(config))
+        measure(run.folder, run.work, run.adapter)
     assert "\n" not in str(line.value)
     # Others may fill it once a run has begun: then it costs the servers that have no room any more
     left: list[Role] = []
-    with started(
-        create(config, "server"),
-        work,
-        adapter_of(config),
-        [Role(0), Role(2)],
-        slots=2,
-        left_out=lambda role, _: not left.append(role),
+    with run.started(
+        Role(0), Role(2), slots=2, left_out=lambda role, _: not left.append(role)
     ) as servers:
         assert not servers
     assert left == [Role(0), Role(2)]
-    assert not file.exists()
+    assert not run.file.exists()
 
 
 def test_synthetic_acceptance_is_asked_for_where_the_engine_has_it(tmp_path: Path) -> None:

@@ -46,6 +46,13 @@ from tools.gguf_file import write_gguf
 PATIENCE_S = 60.0
 
 
+def wait_for(happened: Callable[[], object]) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
 # ---- a server that says what a test wants --------------------------------------------------------
 
 TIMES = {"prompt_ms": 2.0, "predicted_ms": 30.0, "predicted_n": 6}
@@ -215,85 +222,66 @@ def test_nothing_that_a_server_started_runs_once_it_is_stopped(
     script = tmp_path / "server.py"
     script.write_text(LEFT_BEHIND)
     server = ServerProcess([sys.executable, str(script)], tmp_path / "log")
-    give_up = time.monotonic() + PATIENCE_S
-    while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    wait_for(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text())
     child = psutil.Process(int((tmp_path / "child").read_text()))
     if by_itself:
         (tmp_path / "ends").touch()
-        while server.alive:
-            assert time.monotonic() < give_up
-            time.sleep(0.01)
+        wait_for(lambda: not server.alive)
     else:
         server.stop()
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     server.stop()
 
 
-def test_a_server_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -> None:
-    script = "import sys; sys.exit('error: no such\\tmodel')"
-    server = ServerProcess([sys.executable, "-c", script], tmp_path / "log")
-    give_up = time.monotonic() + PATIENCE_S
-    while server.alive:
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-    assert "its log ends: error: no such model" in server.last_words()
-    server.stop()
-
-
-def test_a_log_keeps_what_an_earlier_server_said(tmp_path: Path) -> None:
+def test_a_server_that_ends_by_itself_is_reported_with_its_log_which_keeps_what_others_said(
+    tmp_path: Path,
+) -> None:
     """An error that a run ended with names the log; resuming the run starts the server again."""
     log = tmp_path / "log"
-    for said in ("error: the first", "error: the second"):
+    for said in ("error: no such\tmodel", "error: the second"):
         server = ServerProcess([sys.executable, "-c", f"import sys; sys.exit({said!r})"], log)
-        give_up = time.monotonic() + PATIENCE_S
-        while server.alive:
-            assert time.monotonic() < give_up
-            time.sleep(0.01)
-        assert f"its log ends: {said} (" in server.last_words()
+        wait_for(lambda server=server: not server.alive)
+        assert f"its log ends: {' '.join(said.split())} (" in server.last_words()
         server.stop()
-    assert log.read_text().splitlines() == ["error: the first", "error: the second"]
+    assert log.read_text().splitlines() == ["error: no such\tmodel", "error: the second"]
 
 
-def test_the_error_of_a_server_of_several_processes_has_its_cause(tmp_path: Path) -> None:
-    told = [
-        "(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9] EngineCore failed to start.",
-        "(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9] Traceback (most recent call last):",
-        '(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9]   File "core.py", in run_error',
-        "(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9] ValueError: no memory for its cache",
-        "(EngineCore pid=7) ValueError: no memory for its cache",
-        "(APIServer pid=6)     raise RuntimeError(",
-        "(APIServer pid=6) RuntimeError: initialization failed. See root cause above.",
-        "nanobind: leaked 4 instances!",
-    ]
+@pytest.mark.parametrize(
+    ("told", "last"),
+    [
+        (  # of several processes, the cause is first
+            [
+                "(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9] EngineCore failed to start.",
+                "(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9] Traceback (most recent call",
+                '(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9]   File "core.py", in error',
+                "(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9] ValueError: no memory for it",
+                "(EngineCore pid=7) ValueError: no memory for it",
+                "(APIServer pid=6)     raise RuntimeError(",
+                "(APIServer pid=6) RuntimeError: initialization failed. See root cause above.",
+                "nanobind: leaked 4 instances!",
+            ],
+            "EngineCore failed to start.; ValueError: no memory for it; RuntimeError:"
+            " initialization failed. See root cause above.",
+        ),
+        (  # the reason of what pydantic refuses, and no warning
+            [
+                "WARNING 11-26 03:12:22 [system_utils.py:255] OSError: too many open files",
+                '  File "dataclasses.py", line 121, in raise_error',
+                "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig",
+                "  Value error, Model Runner V1 does not support: dspark [type=value_error, input=",
+                "    For further information visit https://errors.pydantic.dev/2.14/v/value_error",
+            ],
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig;"
+            " Value error, Model Runner V1 does not support: dspark [type=value_error, input=",
+        ),
+    ],
+)
+def test_the_error_of_a_server_has_its_cause(tmp_path: Path, told: list[str], last: str) -> None:
     log = tmp_path / "log"
     server = ServerProcess([sys.executable, "-c", ""], log)
     server.stop()
     log.write_text("\n".join(told))
-    assert server.last_words() == (
-        "its log ends: EngineCore failed to start.; ValueError: no memory for its cache;"
-        f" RuntimeError: initialization failed. See root cause above. ({log})"
-    )
-
-
-def test_the_reason_of_what_pydantic_refuses_is_told_and_no_warning(tmp_path: Path) -> None:
-    told = [
-        "WARNING 11-26 03:12:22 [system_utils.py:255] OSError: too many open files",
-        '  File "dataclasses.py", line 121, in raise_error',
-        "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig",
-        "  Value error, Model Runner V1 does not support: dspark [type=value_error, input_value=",
-        "    For further information visit https://errors.pydantic.dev/2.14/v/value_error",
-    ]
-    log = tmp_path / "log"
-    server = ServerProcess([sys.executable, "-c", ""], log)
-    server.stop()
-    log.write_text("\n".join(told))
-    assert server.last_words() == (
-        "its log ends: pydantic_core._pydantic_core.ValidationError: 1 validation error for"
-        " VllmConfig; Value error, Model Runner V1 does not support: dspark [type=value_error,"
-        f" input_value= ({log})"
-    )
+    assert server.last_words() == f"its log ends: {last} ({log})"
 
 
 def test_a_command_that_cannot_start_is_one_line(tmp_path: Path) -> None:
@@ -317,16 +305,11 @@ def test_a_servers_processor_time_counts_the_processes_that_it_started(tmp_path:
     script.write_text(BUSY)
     server = ServerProcess([sys.executable, str(script)], tmp_path / "log")
     parent = psutil.Process(server.pid)
-    give_up = time.monotonic() + PATIENCE_S
-    while not parent.children():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    wait_for(parent.children)
     before = server.cpu_s()
     used = sum(parent.cpu_times()[:2])
     assert before is not None
-    while (server.cpu_s() or 0.0) - before <= 0.05:
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    wait_for(lambda: (server.cpu_s() or 0.0) - before > 0.05)
     used = sum(parent.cpu_times()[:2]) - used
     server.stop()
     assert used < 0.05  # the parent only waits

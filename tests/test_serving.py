@@ -121,6 +121,15 @@ def speculative_config(snippet: Snippet) -> dict[str, Any]:
     return json.loads(options(snippet.code)["--speculative-config"])
 
 
+def executed(code: str) -> dict[str, Any]:
+    """The names that a snippet in Python leaves; its output is a text."""
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 12, "pad_token_id": 0}
+    scope: dict[str, Any] = {"inputs": {**inputs, "attention_mask": torch.ones(1, 3).long()}}
+    exec(compile(ast.parse(code), "snippet", "exec"), scope)
+    assert scope["output"].shape[1] > 3
+    return scope
+
+
 def test_the_first_line_is_vllms_after_the_command_that_measures_it() -> None:
     first, *_ = snippets_of(decided())
     assert first.title == "vLLM 0.33, K=4: not measured"
@@ -255,8 +264,6 @@ def test_the_transformers_snippet_runs_on_the_embedded_pair(
         temperature=temperature,
     )
     code = lines(made)["transformers"].code
-    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 6, "pad_token_id": 0}
-    scope: dict[str, Any] = {"inputs": {**inputs, "attention_mask": torch.ones(1, 3).long()}}
     called: dict[str, Any] = {}
     generate: Any = vars(GenerationMixin)["generate"]
 
@@ -266,8 +273,7 @@ def test_the_transformers_snippet_runs_on_the_embedded_pair(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GenerationMixin, "generate", spy)
-        exec(compile(ast.parse(code), "snippet", "exec"), scope)
-    assert scope["output"].shape[1] > 3
+        scope = executed(code)
     settings = scope["draft"].generation_config
     assert {name for name in vars(settings) if name[0] != "_"} <= set(vars(GenerationConfig()))
     assert settings.num_assistant_tokens == 4
@@ -353,10 +359,7 @@ def test_the_transformers_snippets_of_other_kinds_run(kind: str, temperature: fl
     sampling = {"top_k": 40} if temperature else {}
     snippets = of_kind(kind, temperature, str(EMBEDDED / "tiny"), sampling)
     (code,) = [snippet.code for snippet in snippets.values() if snippet.language == "python"]
-    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 12, "pad_token_id": 0}
-    scope: dict[str, Any] = {"inputs": {**inputs, "attention_mask": torch.ones(1, 3).long()}}
-    exec(compile(ast.parse(code), "snippet", "exec"), scope)
-    assert scope["output"].shape[1] > 3
+    scope = executed(code)
     if not temperature:
         plain = scope["model"].generate(
             **scope["inputs"],
