@@ -646,38 +646,23 @@ def write_generated(path: Path, entries: list[Any], suffix: str) -> None:
     path.write_bytes(encoded(entries, suffix))
 
 
-def check_generated(
-    folder: Path, entries: list[Any], suffix: str, damage: tuple[int, int] | None
-) -> None:
-    """Load a generated file."""
-    path = folder / f"made.{suffix}"
-    write_generated(path, entries, suffix)
-    if damage is not None and (content := bytearray(path.read_bytes())):
-        content[damage[0] % len(content)] = damage[1]
-        path.write_bytes(content)
-    try:
-        prompts = load(PromptsConf(sets=[], files=[str(path)], limit=3))
-    except UserError as error:
-        event("refused")
-        assert_plain(str(error))
-    else:
-        event("accepted")
-        assert_sound(prompts)
-
-
-def check_many(folder: Path, examples: int) -> None:
+@pytest.mark.parametrize("examples", [150, pytest.param(2500, marks=pytest.mark.exhaustive)])
+def test_a_generated_file_gives_sound_prompts_or_one_line(examples: int, tmp_path: Path) -> None:
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=SLOW)
     @given(ENTRIES, SUFFIXES, DAMAGE)
     def one(entries: list[Any], suffix: str, damage: tuple[int, int] | None) -> None:
-        check_generated(folder, entries, suffix, damage)
+        path = tmp_path / f"made.{suffix}"
+        write_generated(path, entries, suffix)
+        if damage is not None and (content := bytearray(path.read_bytes())):
+            content[damage[0] % len(content)] = damage[1]
+            path.write_bytes(content)
+        try:
+            prompts = load(PromptsConf(sets=[], files=[str(path)], limit=3))
+        except UserError as error:
+            event("refused")
+            assert_plain(str(error))
+        else:
+            event("accepted")
+            assert_sound(prompts)
 
     one()
-
-
-def test_a_generated_file_gives_sound_prompts_or_one_line(tmp_path: Path) -> None:
-    check_many(tmp_path, 150)
-
-
-@pytest.mark.exhaustive
-def test_2500_generated_files_give_sound_prompts_or_one_line(tmp_path: Path) -> None:
-    check_many(tmp_path, 2500)
