@@ -193,9 +193,8 @@ def test_a_report_of_the_stored_run_says_the_same_and_holds_no_key(
     ("answers", "says"),
     [
         (vllm_answers(**{"/metrics": "python_gc_total 3"}), "without --disable-log-stats"),
-        ({"/props": PROPS, "/metrics": 501}, "start it with --metrics"),
-        (sglang_answers(), "start it with --enable-metrics"),
-        ({"/": "<html>"}, "no server whose counters are known here; give that of one of llama.cpp"),
+        ({"/props": PROPS, "/metrics": 501}, "start llama.cpp with --metrics, SGLang with --en"),
+        ({"/": "<html>"}, "no counters that are known here at /metrics; start llama.cpp"),
         (
             vllm_answers(**{"/metrics": "vllm:generation_tokens_total 50"}),
             "has not drafted a token in the 50 that it generated; it drafts if it is started with"

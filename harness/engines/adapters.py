@@ -209,7 +209,7 @@ def _adapter(spec: EngineSpec) -> Adapter:
 def addresses(config: ServerConfig, adapter: Adapter) -> dict[int, str]:
     """The addresses of `url=` by K: first plain decoding, then each K in the order of `k`."""
     urls, ks = config.url or [], [0, *config.speculative_ks]
-    if len(urls) == 2 and adapter.spec.k_per_request:
+    if len(urls) == 2 and adapter.spec.completions.k is not None:  # one address serves every K
         urls = [urls[0], *[urls[1]] * (len(ks) - 1)]
     if len(urls) != len(ks):
         raise UserError(

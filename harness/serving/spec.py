@@ -63,7 +63,8 @@ class Completions:
     """The differences of requests to a server's `/v1/completions` from OpenAI's."""
 
     samplers: tuple[str, ...] = ()  # sampling parameters besides temperature and top_p
-    k: str | None = None  # the field of a request that sets K, where there is one
+    # The field of a request that sets K, where there is one; then one address serves every K
+    k: str | None = None
     # Whether requests must not name a model: the server uses the one that it was started with
     one_model: bool = False
 
@@ -163,7 +164,6 @@ class EngineSpec:
     mtp_multiples: bool = False
     # Whether its plain server lists the log-probabilities of the likeliest tokens by their ids
     lists_logprobs: bool = False
-    k_per_request: bool = False  # whether one address serves every K
     tries_threads: bool = False  # whether several numbers of threads are tried, if none is given
     one_dtype: bool = False  # whether servers are given one dtype for both models
     alone: bool = False  # whether a server takes all of its device, so that one runs at a time
