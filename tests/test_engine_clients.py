@@ -49,7 +49,7 @@ from harness.commands.server_visits import measure
 from harness.commands.tasks import Role
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.adapters import Adapter, OpenedPair, ToServe, adapter_of
+from harness.engines.adapters import Adapter, ToServe, adapter_of
 from harness.engines.client import HttpClient
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, only_model
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
@@ -65,7 +65,7 @@ from harness.engines.protocol import (
 )
 from harness.engines.sglang import Sglang, SglangServer
 from harness.engines.vllm import Vllm, VllmServer, rounds_of
-from harness.models.load import load, load_vocabulary
+from harness.models.load import load_vocabulary
 from harness.records import Round, Rule, ServerCommand, UserError
 from harness.serving.engines import ENGINES
 from harness.serving.llamacpp import SPEC_TYPES, drafting_flags
@@ -495,12 +495,12 @@ def test_a_server_that_is_not_ready_in_time_is_ended_with_its_log_in_the_error(
         assert part in str(error.value)
 
 
-def typed(folder: Path, *words: str, k: int = 2, pair: OpenedPair | None = None) -> ServerCommand:
+def typed(folder: Path, *words: str, k: int = 2, scored_in: str | None = None) -> ServerCommand:
     """The command of a server, from the words of the command line."""
     config = compose("server", [*words])
     start = adapter_of(config).start
     assert start is not None
-    made = start(ToServe(config, folder, 100, slots=1, threads=None, pair=pair)).command(k)
+    made = start(ToServe(config, folder, 100, 1, None, scored_in=scored_in)).command(k)
     assert made is not None
     return made
 
@@ -608,23 +608,20 @@ def test_the_line_for_production_has_the_users_settings_and_none_of_the_measurem
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize(
-    ("asked", "loaded", "served"),
+    ("asked", "scored_in", "served"),
     [
-        ("auto", True, "float32"),  # the embedded checkpoint's
-        ("bfloat16", True, "bfloat16"),
-        ("bfloat16", False, "bfloat16"),
-        ("auto", False, "auto"),
+        ("auto", "float32", "float32"),
+        ("bfloat16", "bfloat16", "bfloat16"),
+        ("bfloat16", None, "bfloat16"),
+        ("auto", None, "auto"),
     ],
 )
 def test_a_server_is_told_the_dtype_that_is_replayed(
-    tmp_path: Path, engine: str, asked: str, loaded: bool, served: str
+    tmp_path: Path, engine: str, asked: str, scored_in: str | None, served: str
 ) -> None:
-    words, pair = [f"engine={engine}", f"model.dtype={asked}"], None
-    if loaded:
-        target = load(compose("server", words).model, torch.device("cpu"))
-        pair = OpenedPair(target, *[None] * 3)  # type: ignore[arg-type]
+    words = [f"engine={engine}", f"model.dtype={asked}"]
     for k in (0, 2):
-        command = typed(tmp_path, *words, k=k, pair=pair)
+        command = typed(tmp_path, *words, k=k, scored_in=scored_in)
         for line in (command.line, command.production):
             flags = shlex.split(line or "")
             assert flags[flags.index("--dtype") + 1] == served
@@ -1273,7 +1270,7 @@ def test_llamacpp_drafts_by_the_files_that_are_given(
     adapter = adapter_of(config)
     adapter.check(config)
     assert adapter.start is not None
-    engine = adapter.start(ToServe(config, tmp_path, 100, 1, 1, None))
+    engine = adapter.start(ToServe(config, tmp_path, 100, 1, 1))
     assert isinstance(engine, LlamaCpp)
     flags = engine.flags(2)
     assert flags[flags.index("--spec-type") + 1] == f"draft-{kind}"

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import psutil
@@ -36,13 +36,13 @@ from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import (
     Adapter,
-    OpenedPair,
     ToServe,
     adapter_of,
     attached,
     kind_of,
 )
 from harness.engines.http_server import CardMemory, StartedEngine
+from harness.engines.own import OwnLoop
 from harness.engines.protocol import (
     Asked,
     EngineFacts,
@@ -59,6 +59,7 @@ from harness.models.load import memory_need
 from harness.records import (
     GREEDY,
     Prompt,
+    Rule,
     ServerCommand,
     ServerMemory,
     ServingEngine,
@@ -231,7 +232,7 @@ def check_target(folder: RunFolder, work: Workload, pair: Pair) -> None:
 
 def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
     """The models that the engine is to serve, with room for `slots` requests side by side."""
-    pair, opened = work.pair, None
+    pair, loop = work.pair, None
 
     def drafter(sampling: SamplingParameters, k: int) -> Drafter:
         assert pair is not None
@@ -240,7 +241,14 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
 
     if pair is not None:
         clock = Clock(*(timed.model for timed in pair.timed))
-        opened = OpenedPair(pair.target, pair.target_model, drafter, clock.now)
+        loop = OwnLoop(
+            pair.target_model,
+            drafter,
+            pair.target.eos,
+            cast("Rule", work.config.decode.rule),
+            clock.now,
+            drafts_fewer=DRAFTS[kind_of(work.config)].looks_up,
+        )
     longest = max(len(entry.tokens) for entry in work.prompts)
     return ToServe(
         config=work.config,
@@ -248,8 +256,8 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
         context_tokens=longest + work.config.new_tokens,
         slots=slots,
         threads=folder.manifest.server_threads,
-        pair=opened,
         scored_in=_scored_in(work),
+        loop=loop,
     )
 
 
@@ -259,9 +267,13 @@ def draft_engine(folder: RunFolder, work: Workload) -> StartableEngine | None:
 
 
 def _scored_in(work: Workload) -> str | None:
-    """The dtype that the target is loaded in to score texts; None where that is not known."""
+    """The dtype that the target is loaded in to score texts, or will be; None if not known."""
     config = work.config
-    if not config.score or not ENGINES[config.engine].one_dtype or config.model.dtype != "auto":
+    if not ENGINES[config.engine].one_dtype:
+        return None
+    if work.pair is not None:
+        return str(work.pair.target.network.dtype).removeprefix("torch.")
+    if not config.score or config.model.dtype != "auto":
         return None
     need = memory_need(config.model, resolve_device(config.device.name))
     return None if need is None else str(need.dtype).removeprefix("torch.")

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from harness.config import ServerConfig
-from harness.decoding.protocols import Drafter
-from harness.decoding.sampling import SamplingParameters
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, Running
 from harness.engines.protocol import StartableEngine
 from harness.records import Rule, UserError, Varying
@@ -21,23 +19,7 @@ from harness.serving.engines import ENGINES, OWN, measurable
 from harness.serving.spec import EngineSpec
 
 if TYPE_CHECKING:
-    from harness.models.cached import CachedModel
-    from harness.models.load import LoadedModel
-
-
-@dataclass(frozen=True)
-class OpenedPair:
-    """A loaded target, with the drafter of its pair.
-
-    Attributes:
-        drafter: makes the drafter of a request from its sampling parameters and its K.
-        now: seconds, read after the models' devices have finished.
-    """
-
-    target: "LoadedModel"
-    target_model: "CachedModel"
-    drafter: Callable[[SamplingParameters, int], Drafter]
-    now: Callable[[], float]
+    from harness.engines.own import OwnLoop
 
 
 @dataclass(frozen=True)
@@ -51,8 +33,9 @@ class ToServe:
         threads: of each server; None leaves them to the engine.
         memory: of the card that the next server starts on; None where there is none.
         varying: how the K of the next server changes while it serves.
-        scored_in: the dtype in which the target will be loaded to score texts, where the
-            configuration names none; None where the target will not be loaded.
+        scored_in: the dtype in which the target is loaded to score texts, or will be; None where
+            it will not be loaded, or the configuration names the dtype.
+        loop: the harness's loop with the loaded pair; None where it is not loaded.
     """
 
     config: ServerConfig
@@ -60,10 +43,10 @@ class ToServe:
     context_tokens: int
     slots: int
     threads: int | None
-    pair: OpenedPair | None
     memory: CardMemory | None = None
     varying: Varying = ""
     scored_in: str | None = None
+    loop: "OwnLoop | None" = None
 
     @property
     def rule(self) -> Rule:
@@ -84,10 +67,8 @@ class ToServe:
         """
         if self.config.url is not None:
             return None
-        if self.pair is not None:
-            return str(self.pair.target.network.dtype).removeprefix("torch.")
         asked = self.config.model.dtype
-        return self.scored_in if asked == "auto" else asked
+        return self.scored_in or (None if asked == "auto" else asked)
 
     @property
     def logs(self) -> Path:

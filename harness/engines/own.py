@@ -18,7 +18,6 @@ from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.engines.adapters import Adapter, ToServe
 from harness.engines.protocol import Asked, Completion, EngineFacts, Server
 from harness.records import Rule
-from harness.serving.drafts import DRAFTS
 from harness.serving.engines import OWN
 from harness.serving.spec import EngineSpec
 from harness.theory.acceptance import conditional
@@ -115,17 +114,9 @@ class OwnServer(Server):
 
 def adapter(spec: EngineSpec) -> Adapter:
     """The adapter of the harness's loop."""
-    return Adapter(spec, start=_started)
+    return Adapter(spec, start=_loaded)
 
 
-def _started(serve: ToServe) -> OwnLoop:
-    pair = serve.pair
-    assert pair is not None  # refused with score=false
-    return OwnLoop(
-        pair.target_model,
-        pair.drafter,
-        pair.target.eos,
-        serve.rule,
-        pair.now,
-        drafts_fewer=DRAFTS[serve.kind].looks_up,
-    )
+def _loaded(serve: ToServe) -> OwnLoop:
+    assert serve.loop is not None  # refused with score=false
+    return serve.loop
