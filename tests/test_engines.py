@@ -13,34 +13,27 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from random_models import save, small
-from runs import EXACT, needs_llamacpp
+from runs import needs_llamacpp
 from served_pair import KS, Served, completed
 from stand_in_server import StandIn
-from stubs import CPU, GREEDY
-from transformers import GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
+from stubs import GREEDY
 
 from harness.analysis.server_lossless import text_z
-from harness.config import DraftConf, ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.cpu_clock import CpuReadings
 from harness.engines.http_server import AttachedEngine
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer, request_body, rounds_at_eos
-from harness.engines.own import OwnLoop, OwnServer
+from harness.engines.own import OwnServer
 from harness.engines.process import ServerProcess
 from harness.engines.protocol import Asked, Completion, Engine, ServerDiedError
-from harness.measurement.clock import Clock
 from harness.measurement.generations import Request
 from harness.measurement.server_request import (
     accepted_tokens,
     ask,
     likelihood_test,
 )
-from harness.models.cached import CachedModel
-from harness.models.load import load
 from harness.records import UserError
 from harness.serving.round_counting import Counting
-from tools.gguf_file import write_gguf
 
 # How long a test waits for a process, however busy the machine is
 PATIENCE_S = 60.0
@@ -580,53 +573,9 @@ def test_a_request_longer_than_the_context_is_refused(served: Served) -> None:
         server.generate(Asked(list(range(2, 402)), GREEDY, 1, 400))
 
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-
-
-@needs_llamacpp
-@pytest.mark.parametrize(
-    ("family", "settings"),
-    [
-        (LlamaConfig, {"num_attention_heads": 4, "num_key_value_heads": 2}),
-        (LlamaConfig, {"rope_parameters": LLAMA3}),
-        (Qwen2Config, {"hidden_size": 32, "num_attention_heads": 2}),
-        (Qwen3Config, {"tie_word_embeddings": True}),
-    ],
-)
-def test_a_converted_model_decodes_as_the_original(
-    tmp_path: Path, family: Any, settings: dict[str, Any]
-) -> None:
-    network = small(family, 1, vocab_size=1030, **settings)
-    folder = save(network, tmp_path / "model")
-    loaded = load(ModelConf(name="random", id=str(folder)), CPU)
-    gguf = write_gguf(loaded, tmp_path / "model.gguf")
-    prompt = list(range(5, 45))
-    engine = LlamaCpp(gguf, None, tmp_path, 120, 1, more_flags=EXACT)
-    with engine.open(0) as server:
-        tokens = server.generate(Asked(prompt, GREEDY, 1, 40)).tokens
-    model = CachedModel(loaded.network, loaded.vocab_size)
-    loop = OwnLoop(model, None, loaded.eos, "greedy_draft", Clock(model).now)
-    assert tokens == loop.open(0).generate(Asked(prompt, GREEDY, 1, 40)).tokens
-
-
 def test_requests_side_by_side_share_a_cache_unless_it_is_turned_off(tmp_path: Path) -> None:
     engine = LlamaCpp(tmp_path / "model.gguf", None, tmp_path, 120, 1)
     own = ("--no-kv-unified",)
     for slots, more, expected in ((1, (), False), (4, (), True), (4, own, False)):
         flags = replace(engine, slots=slots, more_flags=more).flags(0)
         assert ("--kv-unified" in flags) == expected
-
-
-def test_a_family_that_is_not_converted_is_refused(tmp_path: Path) -> None:
-    folder = save(small(GemmaConfig, vocab_size=1024), tmp_path / "model")
-    loaded = load(DraftConf(name="random", id=str(folder)), CPU)
-    with pytest.raises(UserError, match=r"draft=random: gemma is not converted .*draft\.gguf=FILE"):
-        write_gguf(loaded, tmp_path / "model.gguf")
-    assert not list(tmp_path.glob("*.gguf*"))
