@@ -45,10 +45,10 @@ from harness.engines.http_server import CardMemory, StartedEngine
 from harness.engines.own import OwnLoop
 from harness.engines.protocol import (
     Asked,
+    Engine,
     EngineFacts,
     Server,
     ServerDiedError,
-    StartableEngine,
 )
 from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
@@ -261,7 +261,7 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
     )
 
 
-def draft_engine(folder: RunFolder, work: Workload) -> StartableEngine | None:
+def draft_engine(folder: RunFolder, work: Workload) -> Engine | None:
     """The engine of the draft alone; see `Adapter.start_draft`."""
     return adapter_of(work.config).start_draft(_to_serve(folder, work, slots=1))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from harness.config import ServerConfig
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, Running
-from harness.engines.protocol import StartableEngine
+from harness.engines.protocol import Engine
 from harness.records import Rule, UserError, Varying
 from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.engines import ENGINES, OWN, measurable
@@ -95,8 +95,8 @@ class Adapter:
 
     spec: EngineSpec
     attach: Callable[[ServerConfig, Any], Callable[[Running, int], HttpServer]] | None = None
-    start: Callable[[ToServe], StartableEngine] | None = None
-    start_draft: Callable[[ToServe], StartableEngine | None] = lambda _: None
+    start: Callable[[ToServe], Engine] | None = None
+    start_draft: Callable[[ToServe], Engine | None] = lambda _: None
     check: Callable[[ServerConfig], object] = lambda _: None
 
 

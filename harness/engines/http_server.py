@@ -4,7 +4,7 @@ import math
 import os
 import shlex
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -19,6 +19,7 @@ from harness.engines.process import LOOPBACK, ServerProcess, free_port, on_path
 from harness.engines.protocol import (
     Asked,
     Completion,
+    Engine,
     RefusedError,
     RequestFailedError,
     Server,
@@ -117,7 +118,7 @@ class CardMemory:
 
 
 @dataclass(frozen=True)
-class StartedEngine(ABC):
+class StartedEngine(Engine):
     """A pair whose servers are started on this machine, each at one K.
 
     Attributes:
@@ -186,7 +187,7 @@ class StartedEngine(ABC):
             raise
 
     def command(self, k: int) -> ServerCommand:
-        """The command that starts a server at K; see `protocol.StartableEngine`."""
+        """The command that starts a server at K; see `protocol.Engine`."""
         variables, flags = self._own_variables(), self.flags(k)
         served = [*_without(replace(self, more_flags=()).flags(k), self.measuring)]
         return ServerCommand(
@@ -281,7 +282,7 @@ class StartedEngine(ABC):
 
 
 @dataclass(frozen=True)
-class AttachedEngine:
+class AttachedEngine(Engine):
     """Servers that the user runs: one for plain decoding, and one for each K.
 
     Attributes:

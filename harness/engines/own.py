@@ -16,7 +16,7 @@ from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.protocols import CausalModel, Drafter, Generation, uniforms_needed
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.engines.adapters import Adapter, ToServe
-from harness.engines.protocol import Asked, Completion, EngineFacts, Server
+from harness.engines.protocol import Asked, Completion, Engine, EngineFacts, Server
 from harness.records import Rule
 from harness.serving.engines import OWN
 from harness.serving.spec import EngineSpec
@@ -24,7 +24,7 @@ from harness.theory.acceptance import conditional
 
 
 @dataclass(frozen=True)
-class OwnLoop:
+class OwnLoop(Engine):
     """A loaded target, with the drafter of its pair.
 
     Attributes:
@@ -44,12 +44,6 @@ class OwnLoop:
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "OwnServer":
         """The loop at one K."""
         return OwnServer(self, k, None if synthetic is None else conditional(synthetic))
-
-    def command(self, _: int) -> None:
-        """None: no server is started."""
-
-    def log(self, _: int, __: Sequence[float] | None = None) -> None:
-        """None: no server is started."""
 
 
 class OwnServer(Server):

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.turns import Turn
@@ -270,9 +270,10 @@ class Server(ABC):
         self.close()
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """A pair on an engine, which opens servers for plain decoding and for any K."""
 
+    @abstractmethod
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> Server:
         """Start a server, or attach to a running one.
 
@@ -284,20 +285,15 @@ class Engine(Protocol):
         Raises:
             UserError: the server does not start or answer, or has no synthetic acceptance.
         """
-        ...
 
-
-class StartableEngine(Engine, Protocol):
-    """An engine whose servers are started here, or that decodes in this process."""
-
-    def command(self, k: int, /) -> ServerCommand | None:
+    def command(self, k: int) -> ServerCommand | None:  # noqa: ARG002
         """The command that starts the server at K; None where none is started.
 
         It names the program without its path, has the user's environment variables for the engine,
         and leaves out host and port.
         """
-        ...
+        return None
 
-    def log(self, k: int, synthetic: Sequence[float] | None = None, /) -> Path | None:
+    def log(self, k: int, synthetic: Sequence[float] | None = None) -> Path | None:  # noqa: ARG002
         """The log of the server that `open` starts; None where none is started."""
-        ...
+        return None
