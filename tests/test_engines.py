@@ -132,11 +132,6 @@ def test_another_program_or_another_model_behind_the_address_is_refused(
         other.check_vocabulary([5, 6], "Hello")
 
 
-def test_a_k_without_a_server_is_refused() -> None:
-    with pytest.raises(UserError, match=r"no server for k=4; there are \[0\]"):
-        AttachedEngine({0: "http://127.0.0.1:9"}, LlamaCppServer).open(4)
-
-
 @pytest.mark.parametrize(
     ("of_the_target", "drafted", "left", "drafts", "rounds"),
     [
