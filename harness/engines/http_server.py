@@ -386,7 +386,8 @@ class HttpServer(Server):
                 answer = self._client.post(path, body, deadline_s)
             else:
                 answer = self.streamed(path, body, deadline_s, turn)
-        request_s, after = perf_counter() - begin, self.cpu_s()
+        request_s = perf_counter() - begin
+        after = None if before is None else self.cpu_s()
         cpu_s = None if before is None or after is None else after - before
         return Answer(answer, request_s, cpu_s, readings, turn)
 
