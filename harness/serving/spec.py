@@ -97,11 +97,9 @@ class EngineSpec:
     # The engine that this one is with another setting. A variant has its own serving command and
     # row in reports, and is measured as that engine with `decode.rule`.
     variant_of: str | None = None
-    # phrase, row_name, ranked_as: its name in headlines, in rows of the grid and on leaderboards,
-    # where it is not the title
+    # phrase, row_name: its name in headlines and in rows of the grid, where it is not the title
     phrase: str = ""
     row_name: str = ""
-    ranked_as: str = ""
 
     # ---- acceptance and counting -----------------------------------------------------------------
 
