@@ -76,7 +76,6 @@ class Interface:
         probe: a path, and the field of its answer by which the kind is recognised.
         version: a path, and the field with the engine's version.
         path: of completions.
-        ids: the field of an answer that has the token ids.
         body: makes the body of a request for token ids.
         parse: reads an answer; raises LookupError, TypeError, ValueError or AttributeError.
         counters: the names of its counters over all requests.
@@ -88,7 +87,6 @@ class Interface:
     probe: tuple[str, str]
     version: tuple[str, str]
     path: str
-    ids: str
     body: Callable[[Asked], dict[str, Any]]
     parse: Callable[[Mapping[str, Any]], Completion]
     counters: CounterNames

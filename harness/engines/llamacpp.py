@@ -338,9 +338,7 @@ def request_body(asked: Asked) -> dict[str, Any]:
     }
 
 
-INTERFACE = Interface(
-    "llamacpp", ABOUT, ABOUT, "/completion", "tokens", request_body, parse, COUNTERS
-)
+INTERFACE = Interface("llamacpp", ABOUT, ABOUT, "/completion", request_body, parse, COUNTERS)
 
 
 def _version(build: str, process: ServerProcess | None) -> str:

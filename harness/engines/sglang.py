@@ -282,6 +282,4 @@ def adapter(spec: EngineSpec) -> Adapter:
     )
 
 
-INTERFACE = Interface(
-    "sglang", ABOUT, ABOUT, "/generate", "output_ids", request_body, parse, COUNTERS
-)
+INTERFACE = Interface("sglang", ABOUT, ABOUT, "/generate", request_body, parse, COUNTERS)

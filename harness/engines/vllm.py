@@ -413,7 +413,6 @@ INTERFACE = Interface(
     probe=(MODELS, "data"),
     version=ABOUT,
     path="/v1/completions",
-    ids="token_ids",
     body=request_body,
     parse=parse,
     counters=COUNTERS,

@@ -93,7 +93,7 @@ class TextServer:
                 " as it is lossless; give a server that decodes plainly"
             )
         if not answer.tokens:
-            raise UserError(f"{where}: its answer has no {self._kind.ids!r}; texts need token ids")
+            raise UserError(f"{where}: its answer has no token ids, which texts need")
         if wanted and len(answer.logprobs) != len(answer.tokens):
             raise UserError(
                 f"{where}: {len(answer.logprobs)} log-probabilities of {len(answer.tokens)} tokens;"
