@@ -51,7 +51,13 @@ from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter, ToServe, adapter_of
 from harness.engines.client import HttpClient
-from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, only_model
+from harness.engines.http_server import (
+    AttachedEngine,
+    CardMemory,
+    HttpServer,
+    StartedEngine,
+    only_model,
+)
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
 from harness.engines.openai import OpenAiServer
 from harness.engines.protocol import (
@@ -542,37 +548,19 @@ def test_revisions_are_given_to_the_server(tmp_path: Path, engine: str, draft: s
         assert ("other" in command) != own_layers
 
 
-# Of every engine: a server as a user has it, what production keeps and what it leaves out
-PRODUCTION: dict[str, tuple[Any, set[str], set[str]]] = {
-    "vllm": (
-        Vllm,
-        {"--dtype", "--speculative-config"},
-        {
-            *("--max-model-len", "--max-num-seqs", "--gpu-memory-utilization"),
-            *("--no-enable-prefix-caching", "--enable-per-request-metrics"),
-        },
-    ),
-    "sglang": (
-        Sglang,
-        {"--dtype", "--speculative-algorithm", "--speculative-num-steps"},
-        {
-            *("--context-length", "--max-running-requests", "--mem-fraction-static"),
-            *("--chunked-prefill-size", "--disable-radix-cache"),
-        },
-    ),
-    "llamacpp": (
-        LlamaCpp,
-        {"--spec-draft-model", "--spec-draft-n-max"},
-        {"--ctx-size", "--parallel", "--threads", "--spec-draft-threads", "--metrics"},
-    ),
+# Of every engine: flags of the pair, which production keeps
+PRODUCTION: dict[type[StartedEngine], set[str]] = {
+    Vllm: {"--dtype", "--speculative-config"},
+    Sglang: {"--dtype", "--speculative-algorithm", "--speculative-num-steps"},
+    LlamaCpp: {"--spec-draft-model", "--spec-draft-n-max"},
 }
 
 
-@pytest.mark.parametrize("name", PRODUCTION)
+@pytest.mark.parametrize("made", PRODUCTION)
 def test_the_line_for_production_has_the_users_settings_and_none_of_the_measurements(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: type[StartedEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, kept, left_out = PRODUCTION[name]
+    name, kept, left_out = made.spec.name, PRODUCTION[made], made.measuring
     monkeypatch.setattr("harness.engines.llamacpp.program", lambda: [sys.executable, "-m", "wheel"])
     prefix = made.variables[0]
     for variable, value in (
@@ -588,7 +576,7 @@ def test_the_line_for_production_has_the_users_settings_and_none_of_the_measurem
         file.write_bytes(b"GGUF")
     flag = sorted(left_out)[0]  # the user's own stays, even if the measurement has it too
     card = CardMemory(60 * GB, 80 * GB, 1 * GB)
-    more = {"threads": 2, "memory": card, "more_flags": (flag, "777", "--mine")}
+    more: Any = {"threads": 2, "memory": card, "more_flags": (flag, "777", "--mine")}
     command = made(*files, tmp_path, 100, **more).command(3)
     words, measured = shlex.split(command.production), shlex.split(command.line)
     assert words[0] == measured[0] == f"{prefix}BACKEND=FLASH ATTN"
