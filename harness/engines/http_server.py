@@ -58,7 +58,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """The answer of a server with its times; see `protocol.Completion`."""
 
     body: Any
@@ -375,7 +375,7 @@ class HttpServer(Server):
         *,
         decode_cpu: bool = False,
         turn: Turn | None = None,
-    ) -> Answer:
+    ) -> TimedAnswer:
         """The answer to a request, timed; `decode_cpu` and `turn` as in `Asked`."""
         readings = CpuReadings(self.cpu_s) if decode_cpu and self._alone else None
         before, begin = self.cpu_s() if self._alone else None, perf_counter()
@@ -387,7 +387,7 @@ class HttpServer(Server):
         request_s = perf_counter() - begin
         after = None if before is None else self.cpu_s()
         cpu_s = None if before is None or after is None else after - before
-        return Answer(answer, request_s, cpu_s, readings, turn)
+        return TimedAnswer(answer, request_s, cpu_s, readings, turn)
 
     def streamed(self, path: str, body: Mapping[str, Any], deadline_s: float, turn: Turn) -> Any:
         """The whole answer to a streamed request; `turn` is notified of its tokens."""
@@ -430,7 +430,7 @@ class HttpServer(Server):
         if self.k and drafted == 0 and tokens > 2 and not self.facts.drafts_fewer:
             raise UserError(f"{self.where}: it drafted nothing; k={self.k} needs {needs}")
 
-    def completion(self, answer: Answer, record: Completion) -> Completion:
+    def completion(self, answer: TimedAnswer, record: Completion) -> Completion:
         """The record of an answer with its times, without counts of rounds for plain decoding."""
         request_s, prefill_s, decode_s = answer.request_s, record.prefill_s, record.decode_s
         if answer.turn is not None and prefill_s is not None and decode_s is not None:

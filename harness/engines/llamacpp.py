@@ -41,11 +41,11 @@ from harness.config import ModelConf, ServerConfig
 from harness.engines.adapters import Adapter, ToServe, kind_of, rule_of, started_with
 from harness.engines.counters import CounterNames, Samples
 from harness.engines.http_server import (
-    Answer,
     HttpServer,
     Interface,
     Running,
     StartedEngine,
+    TimedAnswer,
     field_of,
 )
 from harness.engines.process import ServerProcess
@@ -215,7 +215,7 @@ class LlamaCppServer(HttpServer):
         counted = Samples.of(page).sums.get(COUNTERS.rounds)
         return None if counted is None else int(counted)
 
-    def _completion(self, answer: Answer, asked: Asked, *, drafts: int | None) -> Completion:
+    def _completion(self, answer: TimedAnswer, asked: Asked, *, drafts: int | None) -> Completion:
         where, budget = self.where, asked.budget
         for name in ("tokens", "timings"):
             field_of(answer.body, name, where, SERVER)
