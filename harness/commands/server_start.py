@@ -39,7 +39,7 @@ from harness.engines.adapters import (
     ToServe,
     adapter_of,
     attached,
-    kind_of,
+    served_kind,
 )
 from harness.engines.http_server import CardMemory, StartedEngine
 from harness.engines.own import OwnLoop
@@ -247,7 +247,7 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
             pair.target.eos,
             cast("Rule", work.config.decode.rule),
             clock.now,
-            drafts_fewer=DRAFTS[kind_of(work.config)].looks_up,
+            drafts_fewer=DRAFTS[served_kind(work.config)].looks_up,
         )
     longest = max(len(entry.tokens) for entry in work.prompts)
     return ToServe(
@@ -320,7 +320,7 @@ def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
     """True where servers can be told to reject every draft, so that their rounds are timed."""
     known = {"everywhere": True, "on CUDA": torch.cuda.is_available(), "nowhere": False}
     # Look-ups draft as much as they find
-    if config.url is not None or DRAFTS[kind_of(config)].looks_up:
+    if config.url is not None or DRAFTS[served_kind(config)].looks_up:
         return False
     return known[adapter.spec.synthetic]
 

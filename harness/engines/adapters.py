@@ -56,7 +56,7 @@ class ToServe:
     @property
     def kind(self) -> DraftKind:
         """The kind of draft that is served."""
-        return kind_of(self.config)
+        return served_kind(self.config)
 
     @property
     def dtype(self) -> str | None:
@@ -100,7 +100,7 @@ class Adapter:
     check: Callable[[ServerConfig], object] = lambda _: None
 
 
-def kind_of(config: ServerConfig) -> DraftKind:
+def served_kind(config: ServerConfig) -> DraftKind:
     """The kind of draft that is served."""
     target, draft = config.model, config.draft
     same = (draft.id, draft.gguf) == (target.id, target.gguf)
@@ -117,7 +117,7 @@ def adapter_of(config: ServerConfig) -> Adapter:
             takes none or lacks some, or an environment variable that is not set.
     """
     spec, name = ENGINES[config.engine], config.engine
-    adapter, kind = _adapter(spec), kind_of(config)
+    adapter, kind = _adapter(spec), served_kind(config)
     if kind not in spec.drafts:
         able = [
             other
@@ -175,10 +175,10 @@ def _check_varying(config: ServerConfig, spec: EngineSpec, varying: Varying) -> 
             f"{asked}: a server of engine={spec.name} keeps one K; {listed} change it while they"
             " serve"
         )
-    if kind_of(config) not in known.kinds:
+    if served_kind(config) not in known.kinds:
         raise UserError(
             f"{asked}: engine={spec.name} does that ({known.flag}) with {known.takes} alone, and"
-            f" draft={config.draft.name} is {DRAFTS[kind_of(config)].phrase}"
+            f" draft={config.draft.name} is {DRAFTS[served_kind(config)].phrase}"
         )
 
 

@@ -38,7 +38,7 @@ from typing import Any
 
 from harness import PACKAGE
 from harness.config import ModelConf, ServerConfig
-from harness.engines.adapters import Adapter, ToServe, kind_of, rule_of, started_with
+from harness.engines.adapters import Adapter, ToServe, rule_of, served_kind, started_with
 from harness.engines.counters import CounterNames, Samples
 from harness.engines.http_server import (
     HttpServer,
@@ -357,7 +357,7 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(
         spec,
         attach=lambda config, _: partial(
-            LlamaCppServer, rule=rule_of(config), kind=kind_of(config)
+            LlamaCppServer, rule=rule_of(config), kind=served_kind(config)
         ),
         start=_started,
         start_draft=_started_draft,

@@ -30,7 +30,7 @@ from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
-from harness.engines.adapters import Adapter, checkpoints, kind_of, rule_of, started_with
+from harness.engines.adapters import Adapter, checkpoints, rule_of, served_kind, started_with
 from harness.engines.client import HttpClient
 from harness.engines.counters import CounterNames, Samples
 from harness.engines.http_server import (
@@ -402,7 +402,9 @@ def adapter(spec: EngineSpec) -> Adapter:
     """The adapter of vLLM."""
     return Adapter(
         spec,
-        attach=lambda config, _: partial(VllmServer, rule=rule_of(config), kind=kind_of(config)),
+        attach=lambda config, _: partial(
+            VllmServer, rule=rule_of(config), kind=served_kind(config)
+        ),
         start=lambda serve: Vllm(*checkpoints(serve), **started_with(serve)),
         check=lambda config: on_path(config.engine),
     )
