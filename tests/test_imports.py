@@ -82,6 +82,7 @@ OLDER_META = {
 }
 FROM_SGLANG = {
     **COUNTS,
+    "k": None,  # its sums say it, with those of the other requests
     "engine": "sglang",
     "counted": 7,
     "accepted_lengths": (1, 1, 1),
@@ -306,6 +307,36 @@ def test_accepted_tokens_of_each_round_give_tokens_per_round(tmp_path: Path) -> 
     written = write(tmp_path / "rounds.jsonl", *steps)
     (row,) = analyse(run(tmp_path, [written], "temperature=0")).results
     assert row.tokens_per_round == pytest.approx(1 + 11 / 5)
+
+
+def llamacpp_sums(drafted: int, accepted: int, tokens: int = 200) -> dict[str, Any]:
+    """An answer of llama.cpp that filled its budget."""
+    timings = {"predicted_n": tokens, "draft_n": drafted, "draft_n_accepted": accepted}
+    times = {"prompt_n": 8, "prompt_ms": 20.0, "predicted_ms": 900.0}
+    return {"tokens_predicted": tokens, "stop_type": "limit", "timings": {**timings, **times}}
+
+
+@pytest.mark.parametrize("few", [1, 12])
+def test_k_is_not_a_mean_that_a_threshold_makes(tmp_path: Path, few: int) -> None:
+    """Twelve answers of a server with draft-max 16 and a threshold: 2.7 tokens a round."""
+    sums = [(336 + n, 65 + n) for n in range(12)]
+    answers = [llamacpp_sums(*each) for each in sums[:few]]
+    written = write(tmp_path / "answers.jsonl", *answers)
+    with pytest.raises(UserError, match=r"K is not known: .* 2\.\d to 2\.\d tokens"):
+        run(tmp_path, [written], "temperature=0")
+    stored = run(tmp_path, [written], "temperature=0", "k=[16]")
+    assert {trial.k for trial in stored.trials} == {16}
+    with pytest.raises(UserError, match=r"k=2: .* drafted 3 tokens"):
+        run(tmp_path, [written], "temperature=0", "k=[2]")
+
+
+def test_k_is_what_all_rounds_but_a_texts_last_ones_draft(tmp_path: Path) -> None:
+    """With K = 4 a budget takes up to 3 + 2 + 1 tokens off; short answers look like a smaller K."""
+    answers = [llamacpp_sums(4 * (199 - 80) - less, 80) for less in (0, 3, 6)]
+    short = llamacpp_sums(2, 1, 4)
+    written = write(tmp_path / "answers.jsonl", *answers, short)
+    stored = run(tmp_path, [written], "temperature=0")
+    assert {trial.k for trial in stored.trials} == {4}
 
 
 def test_k_is_not_guessed_from_the_most_tokens_that_a_round_accepted(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def parse(answer: Mapping[str, Any]) -> Completion:
         return record
     return replace(
         record,
-        k=None if drafted is None else math.ceil(drafted / rounds),
+        k=None,  # an adaptive K is not its mean
         rounds=int(rounds),
         drafted=drafted,
         accepted=accepted,

@@ -235,13 +235,14 @@ def _common(what: str, values: set[Any]) -> Any:
 
 def _k_of(file: str, records: Sequence[Completion], given: int | None) -> int:
     stated = {record.k for record in records if record.k is not None}
-    inferred = [
-        math.ceil(record.drafted / rounds)
+    sums = [
+        (record.drafted, rounds)
         for record in records
-        if record.k is None and record.drafted and (rounds := _rounds_at_budget(record))
+        if record.k is None and record.drafted and (rounds := _rounds(record))
     ]
+    inferred = [math.ceil(drafted / rounds) for drafted, rounds in sums]
     if given is not None:
-        # The last drafts of a text may be shortened, so an inferred K is a lower bound
+        # Drafts may end early, so an inferred K is a lower bound
         least = [*inferred, *(len(r.accepted_lengths or (0,)) - 1 for r in records if r.k is None)]
         contradicted = (stated - {0, given}) | {k for k in least if k > given}
         if not given and any(record.drafted for record in records):
@@ -253,7 +254,18 @@ def _k_of(file: str, records: Sequence[Completion], given: int | None) -> int:
                 " the K of each file in their order, or leave k= out"
             )
         return given
-    stated |= {max(inferred)} if inferred else set()
+    if inferred:
+        k = max(inferred)
+        # A text's budget shortens its last drafts, to K - 1 tokens at most and each by one more
+        if any(k * rounds - drafted > k * (k - 1) // 2 for drafted, rounds in sums):
+            means = [drafted / rounds for drafted, rounds in sums]
+            raise UserError(
+                f"{file}: K is not known: its rounds drafted {min(means):.1f} to"
+                f" {max(means):.1f} tokens in the mean of a request, so drafts ended early (a"
+                " threshold, a look-up, an adaptive K); give k=[...], what the server drafts at"
+                " most, one of each file"
+            )
+        stated |= {k}
     # A request that is too short for a draft looks like plain decoding
     drafting = stated - {0}
     if len(drafting) > 1 or (not stated and records):
@@ -262,8 +274,13 @@ def _k_of(file: str, records: Sequence[Completion], given: int | None) -> int:
     return max(stated, default=0)
 
 
-def _rounds_at_budget(record: Completion) -> int | None:
-    """The rounds of a request that ended at its budget: each emits one token of the target's."""
+def _rounds(record: Completion) -> int | None:
+    """The rounds of a request: as counted, or those of one that ended at its budget.
+
+    There each round emits one token of the target's.
+    """
+    if record.rounds:
+        return record.rounds
     if record.stop_reason != "budget" or record.accepted is None:
         return None
     return record.returned - FIRST_POSITION - record.accepted
@@ -283,7 +300,7 @@ def _counted(record: Completion, k: int) -> Completion:
         return replace(record, drafted=k * record.rounds, accepted_lengths=lengths)
     if record.rounds is not None or record.drafted is None or record.accepted is None:
         return record
-    rounds = _rounds_at_budget(record)
+    rounds = _rounds(record)
     if rounds is None:
         own = record.returned - FIRST_POSITION - record.accepted
         rounds = llamacpp.rounds_at_eos(own, record.drafted, k, left=k, drafts=None)
