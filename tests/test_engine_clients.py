@@ -50,13 +50,13 @@ from harness.commands.tasks import Role
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter, ToServe, adapter_of
-from harness.engines.client import HttpClient
+from harness.engines.client import HttpClient, WantedModel
 from harness.engines.http_server import (
     AttachedEngine,
     CardMemory,
     HttpServer,
     StartedEngine,
-    only_model,
+    served_model,
 )
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
 from harness.engines.openai import OpenAiServer
@@ -1104,6 +1104,48 @@ def test_a_key_that_a_server_echoes_is_not_stored(stand_in: Start) -> None:
     assert engine.open(2).model_name == "***"
 
 
+def entry(name: str, **more: Any) -> dict[str, Any]:
+    return {"id": name, **more}
+
+
+LISTED: list[Any] = [
+    # What a server lists, the target's names, what is asked
+    ([entry("m")], ("org/target",), "m"),
+    ([entry("another"), entry("target")], ("/models/target/",), "target"),
+    ([entry("another"), entry("org/Target")], ("org/target",), "org/Target"),
+    ([entry("a", root="/x/target"), entry("b", root="/x/other")], ("target",), "a"),
+    ([entry("lora", parent="base"), entry("base")], ("target",), "base"),
+    ([entry("target", parent="base"), entry("base", root="org/target")], ("target",), "base"),
+    ([entry("a.gguf"), entry("T.gguf")], ("id", "/files/t.gguf"), "T.gguf"),
+]
+
+
+@pytest.mark.parametrize(("listed", "names", "asked"), LISTED)
+def test_of_several_models_the_target_is_asked(
+    listed: list[Any], names: tuple[str, ...], asked: str, stand_in: Start
+) -> None:
+    assert WantedModel(None, names).among(listed, "url=x") == asked
+    assert WantedModel(listed[0]["id"], names).among(listed, "url=x") == listed[0]["id"]
+    server = stand_in(vllm_answers(**{"/v1/models": {"data": listed}}))
+    engine = attached(VllmServer, server.url)
+    assert replace(engine, wanted=WantedModel(None, names)).open(2).model_name == asked
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (WantedModel(None, ("target",)), r"url=x: it lists 2 models \(a, b\).*: served_name=a$"),
+        (WantedModel(None, ()), "served_name=a"),
+        (WantedModel("c", ("a",)), r"^served_name=c: url=x lists 2 models \(a, b\); give one"),
+    ],
+)
+def test_several_models_of_which_none_is_the_target_are_listed(
+    wanted: WantedModel, says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        wanted.among([{"id": "a"}, {"id": "b"}], "url=x")
+
+
 def test_a_proxy_of_the_environment_is_used_for_other_hosts_and_not_for_this_one(
     stand_in: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1111,11 +1153,11 @@ def test_a_proxy_of_the_environment_is_used_for_other_hosts_and_not_for_this_one
     near = stand_in({"/v1/models": {"data": [{"id": "near"}]}})
     monkeypatch.setenv("http_proxy", proxy.url.replace("http://", "http://me:pass@"))
     monkeypatch.setenv("no_proxy", "direct.invalid")
-    assert only_model(HttpClient("http://far.invalid:8000", "the-key")) == "far"
+    assert served_model(HttpClient("http://far.invalid:8000", "the-key")) == "far"
     assert proxy.keys == {"Bearer the-key"}
-    assert only_model(HttpClient(near.url)) == "near"
+    assert served_model(HttpClient(near.url)) == "near"
     with pytest.raises(ServerDiedError, match="not reachable"):
-        only_model(HttpClient("http://direct.invalid:8000"))
+        served_model(HttpClient("http://direct.invalid:8000"))
 
 
 def test_requests_side_by_side_fail_and_are_repeated_on_their_own(stand_in: Start) -> None:

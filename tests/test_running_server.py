@@ -126,6 +126,26 @@ def test_llama_cpp_tells_k_by_what_it_drafts_and_no_requests(tmp_path: Path) -> 
     assert rows[-1].tokens_per_round == total.tokens_per_round == pytest.approx(1.8)
 
 
+def test_counters_of_several_models_are_those_of_the_one_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    def page(times: int) -> str:
+        own = vllm_page(times)
+        other = own.replace('model_name="org/a b}"', 'model_name="other"')
+        assert other != own
+        return f"{own}\n{other}"
+
+    listed = {"/v1/models": {"data": [{"id": "m"}, {"id": "other"}]}}
+    with pytest.raises(UserError, match=r"2 models \(org/a b}, other\).*served_name=org"):
+        reported(vllm_server(**{"/metrics": turns(page), **listed}), tmp_path)
+    run = reported(
+        vllm_server(**{"/metrics": turns(page), **listed}), tmp_path, "served_name=other"
+    )
+    total = told(run).total
+    assert total is not None
+    assert (total.rounds, total.requests) == (100, 10)
+
+
 @pytest.mark.parametrize("drafted", [260, 350])
 def test_a_mean_of_drafts_that_end_early_is_not_taken_for_k(tmp_path: Path, drafted: int) -> None:
     """Of a llama.cpp with --spec-draft-n-max 16 and a threshold; some rounds had 4 accepted."""

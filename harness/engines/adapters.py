@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from harness.config import ServerConfig
+from harness.engines.client import WantedModel
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, Running
 from harness.engines.protocol import Engine
 from harness.records import Rule, UserError, Varying
@@ -205,7 +206,8 @@ def attached(config: ServerConfig, adapter: Adapter, tokenizer: Any) -> Attached
     assert adapter.attach is not None
     server = adapter.attach(config, tokenizer)
     key = api_key(config.api_key_env)
-    return AttachedEngine(addresses(config, adapter), server, key, config.timeout_factor)
+    wanted = WantedModel(config.served_name, config.model.served_names)
+    return AttachedEngine(addresses(config, adapter), server, key, config.timeout_factor, wanted)
 
 
 def api_key(name: str | None) -> str | None:

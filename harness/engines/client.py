@@ -16,7 +16,8 @@ Redirects are refused, since their target would receive the API key.
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http.client import HTTPException, RemoteDisconnected
 from random import random
 from typing import Any, TypeVar, cast
@@ -56,12 +57,70 @@ EVENT, LAST_EVENT = b"data: ", b"data: [DONE]"
 # The limit of an answer; answers have some kilobytes, a page of counters may have a megabyte
 MOST_BYTES = 64 * 2**20
 ON_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+# Models of a long list that an error names
+LISTED = 8
 # Keys are replaced in answers; a shorter key could occur in them by chance
 MASKED, SHORTEST_MASKED = "***", 6
 
 
 class NobodyListensError(ServerDiedError):
     """An address at which nothing listens, or to which no connection can be made."""
+
+
+@dataclass(frozen=True)
+class WantedModel:
+    """The model that is asked of a server which may list several: a router, a proxy, adapters.
+
+    Attributes:
+        served_name: its name there, where the user gives it.
+        names: of the target: hub id, folder, file.
+    """
+
+    served_name: str | None = None
+    names: tuple[str, ...] = ()
+
+    def among(self, listed: Sequence[Mapping[str, Any]], where: str) -> str:
+        """The id of its entry in the list of /v1/models.
+
+        Raises:
+            UserError: several entries, and none or more than one that has one of its names.
+        """
+        ids = [str(entry.get("id")) for entry in listed]
+        if self.served_name is not None:
+            if self.served_name not in ids:
+                raise UserError(
+                    f"served_name={self.served_name}: {where} lists {_listed(ids)}; give one of"
+                    " these"
+                )
+            return self.served_name
+        if len(ids) == 1:
+            return ids[0]
+        wanted = {_plain_name(name) for name in self.names}
+        named = [
+            str(entry.get("id"))
+            for entry in listed
+            if wanted & {_plain_name(str(entry.get(field) or "")) for field in ("id", "root")}
+        ]
+        # An adapter names the model that it changes
+        whole = [each for each, entry in zip(ids, listed, strict=True) if not entry.get("parent")]
+        found = [each for each in named if each in whole] or named
+        if not found and len(whole) == 1:
+            found = whole
+        if len(found) != 1:
+            raise UserError(
+                f"{where}: it lists {_listed(ids)}; give the one to ask: served_name={ids[0]}"
+            )
+        return found[0]
+
+
+def _plain_name(name: str) -> str:
+    """The last part of a hub id or a path, without the ending of a file and in lower case."""
+    return name.replace("\\", "/").rstrip("/").rpartition("/")[2].lower().removesuffix(".gguf")
+
+
+def _listed(ids: Sequence[str]) -> str:
+    shown = ", ".join(ids[:LISTED])
+    return f"{len(ids)} models ({shown}{', ...' if len(ids) > LISTED else ''})"
 
 
 class HttpClient:
@@ -75,6 +134,7 @@ class HttpClient:
         *,
         alive: Callable[[], bool] = lambda: True,
         timeout_factor: float = 1.0,
+        wanted: WantedModel | None = None,
     ) -> None:
         """Connect to `url`; the API `key` is sent with every request and stored nowhere else.
 
@@ -83,6 +143,7 @@ class HttpClient:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"{named}={url}: not an address; write it as http://HOST:PORT")
+        self.wanted = wanted or WantedModel()
         # Addresses for OpenAI's clients end in the version of the interface
         self.url = url.rstrip("/").removesuffix("/v1")
         self.where = f"{named}={self.url}"

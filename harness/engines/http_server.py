@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
-from harness.engines.client import HttpClient
+from harness.engines.client import HttpClient, WantedModel
 from harness.engines.counters import CounterNames
 from harness.engines.cpu_clock import CpuReadings
 from harness.engines.process import LOOPBACK, ServerProcess, free_port, on_path
@@ -294,11 +294,14 @@ class AttachedEngine(Engine):
     server: "Callable[[Running, int], HttpServer]"
     key: str | None = field(default=None, repr=False)
     timeout_factor: float = 1.0
+    wanted: WantedModel | None = None
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
         """Attach to the server of this K, whose acceptance is fixed."""
         assert synthetic is None
-        client = HttpClient(self.urls[k], self.key, timeout_factor=self.timeout_factor)
+        client = HttpClient(
+            self.urls[k], self.key, timeout_factor=self.timeout_factor, wanted=self.wanted
+        )
         return self.server(Running(client), k)
 
 
@@ -455,7 +458,7 @@ class HttpServer(Server):
     def model_name(self) -> str | None:
         """The name of the served model; see `protocol.Server`."""
         try:
-            return only_model(self._client)
+            return served_model(self._client)
         except (ServerDiedError, RequestFailedError) as error:
             if error.repeatable:  # a temporary failure does not show that there is no name
                 raise
@@ -512,10 +515,10 @@ def field_of(answer: Any, field: str, where: str, expected: str) -> Any:
     return answer[field]
 
 
-def only_model(client: HttpClient) -> str:
-    """The name of the first model of an OpenAI-compatible server."""
+def served_model(client: HttpClient) -> str:
+    """The name of the model to ask of an OpenAI-compatible server; see `WantedModel`."""
     where = client.where
     listed = field_of(client.stated(MODELS), "data", where, "an OpenAI-compatible server")
     if not listed:
         raise UserError(f"{where}: it serves no model")
-    return str(listed[0]["id"])
+    return client.wanted.among(listed, where)

@@ -41,7 +41,7 @@ from harness.engines.http_server import (
     Running,
     StartedEngine,
     field_of,
-    only_model,
+    served_model,
 )
 from harness.engines.process import LOOPBACK, on_path
 from harness.engines.protocol import (
@@ -193,7 +193,7 @@ class VllmServer(HttpServer):
         lookup = looks_up(kind)
         self.facts = EngineFacts(SPEC, version, rule, drafts_fewer=lookup or bool(varying))
         # A server may have adapters besides its model
-        self.named, self._varying = {"model": only_model(running.client)}, varying
+        self.named, self._varying = {"model": served_model(running.client)}, varying
         # Whether answers have times and counts, as the first answer shows
         self._answers_complete = False
         # Whether rounds are taken from /metrics, since answers do not have rounds without drafts

@@ -17,8 +17,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.client import HttpClient
-from harness.engines.http_server import Interface, only_model
+from harness.engines.client import HttpClient, WantedModel
+from harness.engines.http_server import Interface, served_model
 from harness.engines.protocol import Completion
 from harness.engines.running import KINDS
 from harness.measurement.generations import Request, stop_reason
@@ -55,13 +55,21 @@ def refuse_sampling(sampling: SamplingParameters) -> None:
 class TextServer:
     """A server with a model that completes prompts, returning token ids."""
 
-    def __init__(self, url: str, key: str | None = None, timeout_factor: float = 1.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        timeout_factor: float = 1.0,
+        wanted: WantedModel | None = None,
+    ) -> None:
         """Attach to it and find out what it is.
 
         Raises:
             UserError: not reachable, or no server that returns token ids.
         """
-        self._client = HttpClient(url, key, "texts_from", timeout_factor=timeout_factor)
+        self._client = HttpClient(
+            url, key, "texts_from", timeout_factor=timeout_factor, wanted=wanted
+        )
         self._kind = self._recognised()
         self.engine = self._kind.engine
         self._compared = False
@@ -112,7 +120,7 @@ class TextServer:
         seed = _seed(request)
         body = kind.body(request.asked._replace(seed=seed, logprobs=int(logprobs)))
         if kind.names_model:
-            body["model"] = only_model(client)
+            body["model"] = served_model(client)
         deadline_s = client.deadline_s(len(request.tokens), request.budget)
         answer = client.post(kind.path, body, deadline_s)
         try:
