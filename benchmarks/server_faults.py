@@ -191,7 +191,6 @@ def acts(elsewhere: str) -> dict[str, Callable[[Handler], bool]]:
         "hang": lambda _: bool(time.sleep(HANGS_S)) or True,
         "hang in the middle": lambda h: h.bytes(HEAD) and not time.sleep(HANGS_S),
         "trickle": lambda h: h.bytes(HEAD + b" " * 400, 0.05),
-        "trickle in the head": lambda h: h.bytes(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 400, 0.05),
     }
 
 

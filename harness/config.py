@@ -124,6 +124,10 @@ def _api_key_env() -> Any:
     return key(None, "the environment variable that holds the servers' API key")
 
 
+def _served_name() -> Any:
+    return key(None, "the target's name on a server that lists several models")
+
+
 def _loop_clock() -> Any:
     meaning = "wall: elapsed; cpu: this process's processor time, if others run"
     return key("wall", meaning, choices=("wall", "cpu"))
@@ -233,6 +237,11 @@ class ModelConf:
     def shown(self) -> str:
         """The model as errors name it."""
         return self.keys.named(self.name)
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names under which a server may list it."""
+        return tuple(name for name in (self.id, self.name, self.gguf) if name)
 
     @property
     def where(self) -> str:
@@ -833,6 +842,7 @@ class ServerConfig(PairConfig):
     engine: str = key("llamacpp", ", ".join(measurable()), choices=measurable)
     url: list[str] | None = key(None, "servers that run, the plain one first, then one per K")
     api_key_env: str | None = _api_key_env()
+    served_name: str | None = _served_name()
     concurrency: list[int] = key(
         [1],
         "requests decoded side by side, a closed loop for each number",
@@ -972,6 +982,7 @@ class AuditionConfig(ModelsConfig):
     scores_from: list[str] = key([], "scores made elsewhere (docs/scores.md)", distinct=True)
     texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
     api_key_env: str | None = _api_key_env()
+    served_name: str | None = _served_name()
     timeout_factor: float = _timeout_factor()
     clock: str = _loop_clock()
     latency_from: str | None = key(None, "a run whose times are used; a server run: its engine's")
@@ -1152,6 +1163,7 @@ class ReportConfig(CommandConfig):
     records: list[str] = key([], "requests that an engine's server recorded", distinct=True)
     metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")
     api_key_env: str | None = _api_key_env()
+    served_name: str | None = _served_name()
     latency_from: str | None = key(None, "with metrics: a run whose round times price every K")
     k: list[int] | None = key(None, "with records: K of each file; null: as they say", least=0)
     temperature: list[float] | None = key(

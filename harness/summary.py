@@ -982,6 +982,11 @@ class Counted:
         return 1.0 + self.accepted / self.rounds if self.rounds else None
 
     @property
+    def drafted_per_round(self) -> float | None:
+        """None where drafted tokens are not counted, or without a round."""
+        return None if self.drafted is None or not self.rounds else self.drafted / self.rounds
+
+    @property
     def acceptance_by_position(self) -> tuple[float, ...]:
         """The share of rounds that accepted at least 1, 2, ... tokens."""
         return tuple(count / self.rounds for count in self.accepted_at) if self.rounds else ()
@@ -992,7 +997,7 @@ class RunningServer:
     """The counters of a running server, which serves other users."""
 
     engine: str
-    k: int  # the most that a round drafts; 0 where nothing was drafted
+    k: int  # the most that a round drafts; 0 where nothing was drafted, or that is not known
     ks: tuple[int, ...]  # as reported; several where the server adapts K, empty where not reported
     total: Counted | None  # None where no round was counted
 

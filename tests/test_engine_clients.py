@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,32 +43,39 @@ from harness.analysis.setup import Setup
 from harness.cli import compose
 from harness.commands import server as server_command
 from harness.commands.run_lifecycle import create, load_prompts
-from harness.commands.server_requests import open_workload
+from harness.commands.server_requests import Workload, open_workload
 from harness.commands.server_start import note_engine, started
 from harness.commands.server_visits import measure
 from harness.commands.tasks import Role
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.adapters import OpenedPair, ToServe, adapter_of
-from harness.engines.client import HttpClient
-from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, only_model
+from harness.engines.adapters import ToServe, adapter_of
+from harness.engines.client import HttpClient, WantedModel
+from harness.engines.http_server import (
+    AttachedEngine,
+    CardMemory,
+    HttpServer,
+    StartedEngine,
+    served_model,
+)
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
 from harness.engines.openai import OpenAiServer
 from harness.engines.protocol import (
     Asked,
     Completion,
     Engine,
+    EngineFacts,
     RefusedError,
     RequestFailedError,
     ServerDiedError,
 )
 from harness.engines.sglang import Sglang, SglangServer
 from harness.engines.vllm import Vllm, VllmServer, rounds_of
-from harness.models.load import load, load_vocabulary
-from harness.records import Round, Rule, UserError
-from harness.serving.drafts import DraftKind
+from harness.models.load import load_vocabulary
+from harness.records import Round, Rule, ServerCommand, UserError
 from harness.serving.engines import ENGINES
 from harness.serving.llamacpp import SPEC_TYPES, drafting_flags
+from harness.storage import RunFolder
 from harness.storage import load as load_run
 
 GREEDY = SamplingParameters(0.0)
@@ -211,66 +219,83 @@ def test_the_rounds_of_a_look_up_are_the_servers_steps_less_the_prefills(
     assert (None if done.steps is None else len(done.steps)) == each
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_servers_draft_takes_of_a_requests_sampling_the_temperature_alone(
-    stand_in: Start, engine: str
-) -> None:
+def test_a_servers_draft_takes_of_a_requests_sampling_the_temperature_alone() -> None:
     asked = SamplingParameters(0.7, 5, 0.9, 0.1, 1.2)
-    engines = {
-        "vllm": lambda: attached(VllmServer, stand_in(vllm_answers()).url),
-        "sglang": lambda: attached(SglangServer, stand_in(sglang_answers()).url),
-    }
-    with engines[engine]().open(2) as server:
-        assert server.facts.draft_sampling(asked) == SamplingParameters(0.7)
+    for name, sampling in (
+        ("own", asked),
+        ("vllm", SamplingParameters(0.7)),
+        ("sglang", SamplingParameters(0.7)),
+        ("llamacpp", SamplingParameters(0.7, 10)),
+    ):
+        assert EngineFacts(ENGINES[name], "1", None).draft_sampling(asked) == sampling
+
+
+VLLM_REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({"/v1/completions": {"id": 1}}, 2, "its answer has no 'choices'; is it vLLM's server"),
+    (
+        {"/v1/completions": completion(choice={"text": "abc"})},
+        2,
+        "its answer has no 'token_ids'",
+    ),
+    ({}, 0, "it drafts, and was given as the server that decodes plainly"),
+    ({}, 4, "it drafts 2 tokens per round, not k=4"),
+    (
+        {
+            "/v1/completions": completion(),
+            "/metrics": in_turn(
+                {"vllm:generation_tokens_total": 0.0}, {"vllm:generation_tokens_total": 6.0}
+            ),
+        },
+        2,
+        "it drafted nothing; k=2 needs --speculative-config",
+    ),
+    (
+        {"/metrics": 404, "/v1/completions": completion()},
+        2,
+        "no counters in its answers or at /metrics; start it with",
+    ),
+    ({"/metrics": "", "/v1/completions": completion(TIMES)}, 2, "no counters in its answers"),
+    ({"/v1/completions": 400}, 2, "status 400: request exceeds the context size"),
+    ({"/v1/models": {"data": []}}, 2, "it serves no model"),
+    ({"/version": 404}, 2, "status 404"),
+    ({"/version": {}}, 2, "not vLLM's server"),
+]
+SGLANG_REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({"/generate": {"text": "abc"}}, 2, "its answer has no 'output_ids'"),
+    ({}, 0, "it drafts, and was given as the server that decodes plainly"),
+    ({}, 4, "it drafts 2 tokens per round, not k=4"),
+    (
+        {
+            "/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META},
+            "/server_info": {"version": "0.5.23", "speculative_num_steps": None},
+        },
+        4,
+        "it drafted nothing; k=4 needs --speculative-algorithm",
+    ),
+    (
+        {"/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META}},
+        2,
+        "no counters in its answers, though it drafts; release 0.5.11 or later has them",
+    ),
+    ({"/server_info": {"status": "ready"}}, 2, "not SGLang's server"),
+]
 
 
 @pytest.mark.parametrize(
-    ("answers", "k", "message"),
+    ("client", "answers", "k", "message"),
     [
-        ({"/v1/completions": {"id": 1}}, 2, "its answer has no 'choices'; is it vLLM's server"),
-        (
-            {"/v1/completions": completion(choice={"text": "abc"})},
-            2,
-            "its answer has no 'token_ids'",
-        ),
-        ({}, 0, "it drafts, and was given as the server that decodes plainly"),
-        ({}, 4, "it drafts 2 tokens per round, not k=4"),
-        (
-            {
-                "/v1/completions": completion(),
-                "/metrics": in_turn(
-                    {"vllm:generation_tokens_total": 0.0}, {"vllm:generation_tokens_total": 6.0}
-                ),
-            },
-            2,
-            "it drafted nothing; k=2 needs --speculative-config",
-        ),
-        (
-            {"/metrics": 404, "/v1/completions": completion()},
-            2,
-            "no counters in its answers or at /metrics; start it with",
-        ),
-        ({"/metrics": "", "/v1/completions": completion(TIMES)}, 2, "no counters in its answers"),
-        ({"/v1/completions": 400}, 2, "status 400: request exceeds the context size"),
-        ({"/v1/models": {"data": []}}, 2, "it serves no model"),
-        ({"/version": 404}, 2, "status 404"),
-        ({"/version": {}}, 2, "not vLLM's server"),
+        *((VllmServer, vllm_answers(**answers), *rest) for answers, *rest in VLLM_REFUSED),
+        *((SglangServer, sglang_answers(**answers), *rest) for answers, *rest in SGLANG_REFUSED),
     ],
 )
-def test_a_vllm_that_does_not_fit_is_refused_in_one_line(
-    stand_in: Start, answers: dict[str, Any], k: int, message: str
+def test_a_server_that_does_not_fit_is_refused_in_one_line(
+    stand_in: Start, client: Any, answers: dict[str, Any], k: int, message: str
 ) -> None:
-    server = stand_in(vllm_answers(**answers))
+    server = stand_in(answers)
     with pytest.raises(UserError, match=message) as error:
-        ask(attached(VllmServer, server.url, k), k)
+        ask(attached(client, server.url, k), k)
     assert "\n" not in str(error.value)
     assert server.url in str(error.value)
-
-
-def test_a_vllm_that_stops_answering_died(stand_in: Start) -> None:
-    server = stand_in(vllm_answers(**{"/v1/completions": None}))
-    with pytest.raises(ServerDiedError, match=r"vLLM at k=2: .*not reachable"):
-        ask(attached(VllmServer, server.url))
 
 
 def test_a_request_sets_every_sampling_parameter_of_the_server(stand_in: Start) -> None:
@@ -298,37 +323,6 @@ def test_sglangs_counts_are_read_and_its_decoding_is_not_guessed(stand_in: Start
     assert asked["input_ids"] == [1, 2, 3]
     settings = asked["sampling_params"]
     assert (settings["temperature"], settings["top_k"], settings["min_p"]) == (0.7, -1, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("answers", "k", "message"),
-    [
-        ({"/generate": {"text": "abc"}}, 2, "its answer has no 'output_ids'"),
-        ({}, 0, "it drafts, and was given as the server that decodes plainly"),
-        ({}, 4, "it drafts 2 tokens per round, not k=4"),
-        (
-            {
-                "/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META},
-                "/server_info": {"version": "0.5.23", "speculative_num_steps": None},
-            },
-            4,
-            "it drafted nothing; k=4 needs --speculative-algorithm",
-        ),
-        (
-            {"/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META}},
-            2,
-            "no counters in its answers, though it drafts; release 0.5.11 or later has them",
-        ),
-        ({"/server_info": {"status": "ready"}}, 2, "not SGLang's server"),
-    ],
-)
-def test_an_sglang_that_does_not_fit_is_refused_in_one_line(
-    stand_in: Start, answers: dict[str, Any], k: int, message: str
-) -> None:
-    server = stand_in(sglang_answers(**answers))
-    with pytest.raises(UserError, match=message) as error:
-        ask(attached(SglangServer, server.url, k), k)
-    assert "\n" not in str(error.value)
 
 
 # ---- texts and times only ------------------------------------------------------------------------
@@ -424,18 +418,17 @@ def test_an_address_may_end_as_openais_clients_write_it(stand_in: Start) -> None
 
 
 def test_an_api_key_is_sent_and_never_shown(stand_in: Start, tokenizer: Any) -> None:
-    answers = {**vllm_answers(), **sglang_answers()}
-    for kind in (VllmServer, SglangServer):
-        server = stand_in(answers)
-        running = attached(kind, server.url, key="the-key")
+    how: dict[Callable[..., HttpServer], dict[str, Any]] = {
+        VllmServer: {},
+        SglangServer: {},
+        OpenAiServer: {"tokenizer": tokenizer},
+    }
+    for client, more in how.items():
+        server = stand_in({**vllm_answers(), **sglang_answers()})
+        running = attached(client, server.url, key="the-key", **more)
         ask(running)
         assert server.keys == {"Bearer the-key"}
         assert "the-key" not in repr(running)
-    server = stand_in(answers)
-    endpoint = attached(OpenAiServer, server.url, key="the-key", tokenizer=tokenizer)
-    ask(endpoint)
-    assert server.keys == {"Bearer the-key"}
-    assert "the-key" not in repr(endpoint)
 
 
 PROGRAM = """#!{python}
@@ -487,24 +480,9 @@ def test_a_server_on_path_is_started_with_its_flags_and_ended(
     if sys.platform == "linux":
         assert done.cpu_s is not None
     assert not process.is_running()
-    assert arguments[0] == "serve"
-    if name == "vllm":
-        assert arguments[1] == "target"
-        flags = dict(zip(arguments[2::2], arguments[3::2], strict=False))
-        assert json.loads(flags["--speculative-config"]) == {
-            "method": "draft_model",
-            "model": "draft",
-            "num_speculative_tokens": 2,
-        }
-        assert int(flags["--max-model-len"]) >= 102
-        assert environment["VLLM_HOST_IP"] == "127.0.0.1"
-        assert environment["OMP_NUM_THREADS"] == "1"
-    else:
-        flags = dict(zip(arguments[1::2], arguments[2::2], strict=False))
-        assert flags["--model-path"] == "target"
-        assert flags["--speculative-num-steps"] == "2"
-        assert flags["--speculative-num-draft-tokens"] == "3"
-    assert {"--enforce-eager", "--host", "127.0.0.1"} <= set(arguments)
+    assert arguments[: len(engine.flags(2))] == engine.flags(2)
+    assert {"serve", "target", "--enforce-eager", "--host", "127.0.0.1"} <= set(arguments)
+    assert engine.environment().items() <= environment.items()
     assert os.environ["PATH"] == str(tmp_path)
 
 
@@ -523,32 +501,14 @@ def test_a_server_that_is_not_ready_in_time_is_ended_with_its_log_in_the_error(
         assert part in str(error.value)
 
 
-LOOKED_UP = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
-
-
-@pytest.mark.parametrize(
-    ("kind", "vllm", "sglang"),
-    [
-        ("model", {"method": "draft_model", "model": "d"}, "STANDALONE"),
-        ("eagle", {"method": "eagle", "model": "d"}, "EAGLE"),
-        ("eagle3", {"method": "eagle3", "model": "d"}, "EAGLE3"),
-        ("mtp", {"method": "mtp", "model": "d"}, "EAGLE"),
-        ("ngram", {"method": "ngram", **LOOKED_UP}, None),
-    ],
-)
-def test_a_server_is_started_for_each_kind_of_draft(
-    tmp_path: Path, kind: DraftKind, vllm: dict[str, Any], sglang: str | None
-) -> None:
-    sampled = {} if kind == "ngram" else {"draft_sample_method": "probabilistic"}
-    greedy = Vllm("t", "d", tmp_path, 100, kind=kind)
-    for engine, more in ((greedy, {}), (replace(greedy, rule="ratio"), sampled)):
-        flags = engine.flags(3)
-        config = json.loads(flags[flags.index("--speculative-config") + 1])
-        assert config == {**vllm, "num_speculative_tokens": 3, **more}
-    if sglang is not None:
-        flags = Sglang("t", "d", tmp_path, 100, kind=kind).flags(3)
-        assert flags[flags.index("--speculative-algorithm") + 1] == sglang
-        assert flags[flags.index("--speculative-draft-model-path") + 1] == "d"
+def typed(folder: Path, *words: str, k: int = 2, scored_in: str | None = None) -> ServerCommand:
+    """The command of a server, from the words of the command line."""
+    config = compose("server", [*words])
+    start = adapter_of(config).start
+    assert start is not None
+    made = start(ToServe(config, folder, 100, 1, None, scored_in=scored_in)).command(k)
+    assert made is not None
+    return made
 
 
 @pytest.mark.parametrize(("engine", "k", "refused"), [("vllm", 3, 3), ("vllm", 4, None),
@@ -569,13 +529,7 @@ def test_mtp_layers_of_another_checkpoint_are_given_to_the_server(
     tmp_path: Path, engine: str, other: bool
 ) -> None:
     layers = ["draft.id=ORG/OTHER"] if other else []
-    config = compose("server", [f"engine={engine}", "model=qwen3_4b", "draft=mtp", *layers])
-    start = adapter_of(config).start
-    assert start is not None
-    serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=None)
-    made = start(serve).command(2)
-    assert made is not None
-    command = made.line
+    command = typed(tmp_path, f"engine={engine}", "model=qwen3_4b", "draft=mtp", *layers).line
     assert ("ORG/OTHER" in command) == other
     assert command.count("Qwen/Qwen3-4B") == 1
 
@@ -584,13 +538,7 @@ def test_mtp_layers_of_another_checkpoint_are_given_to_the_server(
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_revisions_are_given_to_the_server(tmp_path: Path, engine: str, draft: str) -> None:
     words = ["model=qwen3_4b", f"draft={draft}", "model.revision=one", "draft.revision=other"]
-    config = compose("server", [f"engine={engine}", *words])
-    start = adapter_of(config).start
-    assert start is not None
-    serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=None)
-    made = start(serve).command(2)
-    assert made is not None
-    command = shlex.split(made.line)
+    command = shlex.split(typed(tmp_path, f"engine={engine}", *words).line)
     assert command[command.index("--revision") + 1] == "one"
     own_layers = draft == "mtp"  # which are in the target's revision
     if engine == "vllm":
@@ -600,37 +548,19 @@ def test_revisions_are_given_to_the_server(tmp_path: Path, engine: str, draft: s
         assert ("other" in command) != own_layers
 
 
-# Of every engine: a server as a user has it, what production keeps and what it leaves out
-PRODUCTION: dict[str, tuple[Any, set[str], set[str]]] = {
-    "vllm": (
-        Vllm,
-        {"--dtype", "--speculative-config"},
-        {
-            *("--max-model-len", "--max-num-seqs", "--gpu-memory-utilization"),
-            *("--no-enable-prefix-caching", "--enable-per-request-metrics"),
-        },
-    ),
-    "sglang": (
-        Sglang,
-        {"--dtype", "--speculative-algorithm", "--speculative-num-steps"},
-        {
-            *("--context-length", "--max-running-requests", "--mem-fraction-static"),
-            *("--chunked-prefill-size", "--disable-radix-cache"),
-        },
-    ),
-    "llamacpp": (
-        LlamaCpp,
-        {"--spec-draft-model", "--spec-draft-n-max"},
-        {"--ctx-size", "--parallel", "--threads", "--spec-draft-threads", "--metrics"},
-    ),
+# Of every engine: flags of the pair, which production keeps
+PRODUCTION: dict[type[StartedEngine], set[str]] = {
+    Vllm: {"--dtype", "--speculative-config"},
+    Sglang: {"--dtype", "--speculative-algorithm", "--speculative-num-steps"},
+    LlamaCpp: {"--spec-draft-model", "--spec-draft-n-max"},
 }
 
 
-@pytest.mark.parametrize("name", PRODUCTION)
+@pytest.mark.parametrize("made", PRODUCTION)
 def test_the_line_for_production_has_the_users_settings_and_none_of_the_measurements(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: type[StartedEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, kept, left_out = PRODUCTION[name]
+    name, kept, left_out = made.spec.name, PRODUCTION[made], made.measuring
     monkeypatch.setattr("harness.engines.llamacpp.program", lambda: [sys.executable, "-m", "wheel"])
     prefix = made.variables[0]
     for variable, value in (
@@ -646,7 +576,7 @@ def test_the_line_for_production_has_the_users_settings_and_none_of_the_measurem
         file.write_bytes(b"GGUF")
     flag = sorted(left_out)[0]  # the user's own stays, even if the measurement has it too
     card = CardMemory(60 * GB, 80 * GB, 1 * GB)
-    more = {"threads": 2, "memory": card, "more_flags": (flag, "777", "--mine")}
+    more: Any = {"threads": 2, "memory": card, "more_flags": (flag, "777", "--mine")}
     command = made(*files, tmp_path, 100, **more).command(3)
     words, measured = shlex.split(command.production), shlex.split(command.line)
     assert words[0] == measured[0] == f"{prefix}BACKEND=FLASH ATTN"
@@ -666,98 +596,28 @@ def test_the_line_for_production_has_the_users_settings_and_none_of_the_measurem
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize(
-    ("asked", "loaded", "served"),
+    ("asked", "scored_in", "served"),
     [
-        ("auto", True, "float32"),  # the embedded checkpoint's
-        ("bfloat16", True, "bfloat16"),
-        ("bfloat16", False, "bfloat16"),
-        ("auto", False, "auto"),
+        ("auto", "float32", "float32"),
+        ("bfloat16", "bfloat16", "bfloat16"),
+        ("bfloat16", None, "bfloat16"),
+        ("auto", None, "auto"),
     ],
 )
 def test_a_server_is_told_the_dtype_that_is_replayed(
-    tmp_path: Path, engine: str, asked: str, loaded: bool, served: str
+    tmp_path: Path, engine: str, asked: str, scored_in: str | None, served: str
 ) -> None:
-    config = compose("server", [f"engine={engine}", f"model.dtype={asked}"])
-    pair: Any = None
-    if loaded:
-        target = load(config.model, torch.device("cpu"))
-        pair = OpenedPair(target, *[None] * 3)  # type: ignore[arg-type]
-    start = adapter_of(config).start
-    assert start is not None
-    serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=pair)
+    words = [f"engine={engine}", f"model.dtype={asked}"]
     for k in (0, 2):
-        command = start(serve).command(k)
-        assert command is not None
+        command = typed(tmp_path, *words, k=k, scored_in=scored_in)
         for line in (command.line, command.production):
-            words = shlex.split(line or "")
-            assert words[words.index("--dtype") + 1] == served
+            flags = shlex.split(line or "")
+            assert flags[flags.index("--dtype") + 1] == served
 
 
 GB = 10**9
-# What servers took on cards, as their users report it, and by no formula of ours. Before it loads
-# anything, vLLM has some 400 MB of an RTX 3090 (Sandermage/genesis-vllm-patches#24)
-CONTEXT = 0.42 * GB
-# SGLang's graphs of one model, of many batch sizes, 1.04 GB (sgl-project/sglang#12978); here for a
-# target and a draft
-GRAPHS = 2 * 1.04 * GB
-# Activations of a layer of Qwen3-8B in 16 bits: a row's two projections to 12288 and their product,
-# and 8 of 4096 around the attention, for 2048 tokens
-ACTIVATIONS = 2048 * 2 * (3 * 12288 + 8 * 4096)
-
-
-class SimulatedCard:
-    """What vLLM and SGLang do with a card's memory as they start, by their sources."""
-
-    def __init__(self, total: float, held: float) -> None:
-        self.total, self.free = total, total - held
-
-    def memory(self, weights: float, servers: int) -> CardMemory:
-        return CardMemory(int(self.free), int(self.total), int(weights), servers)
-
-    def start_vllm(self, share: float, weights: float) -> float:
-        """The bytes of its cache; `request_memory` of vllm/v1/worker/utils.py."""
-        self.free -= CONTEXT
-        requested = self.total * share
-        assert requested <= self.free, "less is free than desired"
-        self.free -= requested
-        return requested - weights
-
-    def start_sglang(self, fraction: float, weights: float) -> tuple[float, float]:
-        """The bytes of its cache, and what it leaves; `_profile_available_bytes` of SGLang."""
-        self.free -= CONTEXT
-        before = self.free
-        rest = self.free - weights - before * (1 - fraction)
-        assert rest > 0, "the loaded weights leave no room for a cache"
-        self.free -= weights + rest
-        return rest, self.free
-
-
-@pytest.mark.parametrize("servers", [1, 3])
-@pytest.mark.parametrize("total", [24, 48, 80])
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_servers_start_next_to_the_models_that_score_them_and_use_what_is_free(
-    tmp_path: Path, engine: str, total: int, servers: int
-) -> None:
-    """The pair takes an eighth of the card, or of a server's part of it."""
-    weights = total / (8 * servers) * GB
-    card = SimulatedCard(total * GB, weights + 0.5 * GB)
-    free = card.free
-    kind = {"vllm": Vllm, "sglang": Sglang}[engine]
-    for left in range(servers, 0, -1):
-        flags = kind("t", "d", tmp_path, 400, memory=card.memory(weights, left)).flags(4)
-        if engine == "vllm":
-            share = float(flags[flags.index("--gpu-memory-utilization") + 1])
-            if servers == 1:
-                assert share == pytest.approx((free - 0.7 * GB) / card.total, abs=1e-3)
-            cache = card.start_vllm(share, weights)
-        else:
-            share = float(flags[flags.index("--mem-fraction-static") + 1])
-            cache, _ = card.start_sglang(share, weights)
-            card.free -= GRAPHS + ACTIVATIONS
-        assert cache > 0
-        assert card.free >= 0
-    # Nothing much is left idle, besides what SGLang's own rule leaves more than these models need
-    assert card.free < 0.1 * card.total + (servers * 3.5 * GB if engine == "sglang" else 0)
+# The flag for a server's share of a card
+SHARES = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}
 
 
 @pytest.mark.parametrize(("slots", "tokens"), [(1, 2048), (8, 4096), (64, 8192)])
@@ -773,10 +633,7 @@ def test_sglang_prefills_as_many_tokens_at_once_as_there_is_memory_left_for(
     assert engine.spare_bytes(4) - least == (tokens - 2048) * 1.5 * 2**20
 
 
-@pytest.mark.parametrize(
-    ("engine", "flag"),
-    [("vllm", "--gpu-memory-utilization"), ("sglang", "--mem-fraction-static")],
-)
+@pytest.mark.parametrize(("engine", "flag"), SHARES.items())
 def test_a_users_own_share_of_the_card_goes_before(tmp_path: Path, engine: str, flag: str) -> None:
     kind = {"vllm": Vllm, "sglang": Sglang}[engine]
     full = CardMemory(1 * GB, 24 * GB, 8 * GB)
@@ -790,10 +647,39 @@ def test_a_users_own_share_of_the_card_goes_before(tmp_path: Path, engine: str, 
         assert part in line
 
 
+@dataclass(frozen=True)
+class OnCard:
+    """A run without weights, and the file to which its engine's program writes its command line."""
+
+    folder: RunFolder
+    work: Workload
+    file: Path
+
+    def started(self, *roles: Role, **how: Any) -> Any:
+        return started(self.folder, self.work, roles, **how)
+
+
+@pytest.fixture
+def on_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OnCard]:
+    """A run of an engine on a card whose memory is what a function says, or without a card."""
+
+    def opened(engine: str, memory: Callable[[int], tuple[int, int]] | None, *more: str) -> OnCard:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: memory is not None)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+        words = [f"engine={engine}", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
+        config = compose("server", [*words, *more, f"results_root={tmp_path}"])
+        work, folder = open_workload(config, load_prompts(config)), create(config, "server")
+        file = program_of(engine, tmp_path, monkeypatch)
+        return OnCard(folder, work, file)
+
+    return opened
+
+
 @pytest.mark.parametrize("card", [True, False])
 @pytest.mark.parametrize("engine", sample(["vllm", "sglang"], "sglang"))
 def test_the_share_of_the_card_is_read_when_the_server_starts(
-    engine: str, card: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, card: bool, on_card: Callable[..., OnCard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
 
@@ -801,19 +687,12 @@ def test_the_share_of_the_card_is_read_when_the_server_starts(
         done.append("read")
         return 14 * GB, 24 * GB
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
+    run = on_card(engine, free_and_total if card else None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_total)
-    words = [f"engine={engine}", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
-    config = compose("server", [*words, f"results_root={tmp_path}"])
-    work = open_workload(config, load_prompts(config))
-    folder = create(config, "server")
-    file = program_of(engine, tmp_path, monkeypatch)
-    roles = [Role(0), Role(2)]
-    with started(folder, work, roles, slots=1):
-        arguments, _ = json.loads(file.read_text())
-    flag = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}[engine]
-    noted = load_run(folder.path).manifest.server_memory
+    with run.started(Role(0), Role(2), slots=1):
+        arguments, _ = json.loads(run.file.read_text())
+    flag = SHARES[engine]
+    noted = load_run(run.folder.path).manifest.server_memory
     if not card:
         assert flag not in arguments
         assert (done, noted) == ([], ())
@@ -823,35 +702,29 @@ def test_the_share_of_the_card_is_read_when_the_server_starts(
     assert 5e6 < noted[0].weights < noted[1].weights < 7e6
     assert [(each.k, each.servers) for each in noted] == [(0, 2), (2, 1)]
     assert noted[1].flags == {flag: share}
-    expected = {"vllm": (14 - 0.7) / 24, "sglang": (14 - 5.9) / 14}
-    assert float(share) == pytest.approx(expected[engine], abs=0.01)
+    # The first leaves half of what is free to the second, which has a draft
+    spare, whole = {"vllm": ((0.7, 0.7), 24), "sglang": ((3.76, 5.9), 14)}[engine]
+    for entry, free, needed in zip(noted, (7, 14), spare, strict=True):
+        assert float(entry.flags[flag]) == pytest.approx((free - needed) / whole, abs=0.01)
 
 
 @pytest.mark.parametrize("engine", sample(["vllm", "sglang"], "sglang"))
 def test_the_commands_of_a_run_have_the_share_that_each_server_was_started_with(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, on_card: Callable[..., OnCard]
 ) -> None:
     """The servers of a load start after the manifest's entry is written."""
-    free = iter(range(20, 10, -1))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (next(free) * GB, 24 * GB))
-    words = [f"engine={engine}", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
-    config = compose("server", [*words, "concurrency=[1,4]", f"results_root={tmp_path}"])
-    work = open_workload(config, load_prompts(config))
-    folder = create(config, "server")
-    file = program_of(engine, tmp_path, monkeypatch)
-    flag = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}[engine]
+    free, flag = iter(range(20, 10, -1)), SHARES[engine]
+    run = on_card(engine, lambda _: (next(free) * GB, 24 * GB), "concurrency=[1,4]")
     shares: dict[tuple[int, int], str] = {}
     for slots in (1, 4):
         for k in (0, 2):
-            with started(folder, work, [Role(k)], slots=slots) as servers:
-                arguments, _ = json.loads(file.read_text())
+            with run.started(Role(k), slots=slots) as servers:
+                arguments, _ = json.loads(run.file.read_text())
                 shares[k, slots] = arguments[arguments.index(flag) + 1]
                 if slots == 1:
-                    note_engine(folder, work, servers[Role(k)])
+                    note_engine(run.folder, run.work, servers[Role(k)])
     assert len({*shares.values()}) == 4
-    noted = Setup(load_run(folder.path)).engine
+    noted = Setup(load_run(run.folder.path)).engine
     assert noted is not None
     for command in noted.commands:
         measured = shlex.split(command.line)
@@ -872,7 +745,10 @@ def test_the_commands_of_a_run_have_the_share_that_each_server_was_started_with(
     ],
 )
 def test_the_fullest_of_the_cards_that_a_server_uses_decides(
-    flags: list[str], read: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: list[str],
+    read: int,
+    on_card: Callable[..., OnCard],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[int] = []
 
@@ -880,55 +756,38 @@ def test_the_fullest_of_the_cards_that_a_server_uses_decides(
         asked.append(card)
         return (20 - card) * GB, 24 * GB
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_total)
-    words = ["engine=vllm", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
-    config = compose("server", [*words, f"flags={flags}", f"results_root={tmp_path}"])
-    work = open_workload(config, load_prompts(config))
-    folder = create(config, "server")
-    program_of("vllm", tmp_path, monkeypatch)
-    with started(folder, work, [Role(0)], slots=1):
+    run = on_card("vllm", free_and_total, f"flags={flags}")
+    with run.started(Role(0), slots=1):
         pass
     assert asked == [*range(read)]
-    (noted,) = load_run(folder.path).manifest.server_memory
+    (noted,) = load_run(run.folder.path).manifest.server_memory
     assert noted.free == (21 - read) * GB
     assert (noted.weights > 0) == (read == 1)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_card_too_full_for_a_pair_is_one_line_before_any_server_is_started(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, on_card: Callable[..., OnCard]
 ) -> None:
     """The plain server would fit, and be measured for nothing."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     spare = {"vllm": 0.7 * GB, "sglang": 3.6 * 2**30}[engine]
     # The target takes 5.3 MB, with the draft 6.1
     free = int(spare) + 56 * 10**5
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 24 * GB))
-    words = [f"engine={engine}", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
-    config = compose("server", [*words, f"results_root={tmp_path}"])
-    work = open_workload(config, load_prompts(config))
-    file = program_of(engine, tmp_path, monkeypatch)
+    run = on_card(engine, lambda _: (free, 24 * GB))
     with pytest.raises(
         UserError, match=rf"engine={engine} at k=2: .* needed.* GB of 24 GB"
     ) as line:
-        measure(create(config, "server"), work)
+        measure(run.folder, run.work)
     assert "\n" not in str(line.value)
     # Others may fill it once a run has begun: then it costs the servers that have no room any more
     left: list[Role] = []
-    with started(
-        create(config, "server"),
-        work,
-        [Role(0), Role(2)],
-        slots=2,
-        left_out=lambda role, _: not left.append(role),
+    with run.started(
+        Role(0), Role(2), slots=2, left_out=lambda role, _: not left.append(role)
     ) as servers:
         assert not servers
     assert left == [Role(0), Role(2)]
-    assert not file.exists()
+    assert not run.file.exists()
 
 
 def test_synthetic_acceptance_is_asked_for_where_the_engine_has_it(tmp_path: Path) -> None:
@@ -1003,7 +862,7 @@ class Written:
     def write(self, handler: BaseHTTPRequestHandler) -> None:
         pieces = [bytes([byte]) for byte in self.body] if self.pause_s else [self.body]
         if self.raw is not None:
-            pieces = [bytes([byte]) for byte in self.raw] if self.pause_s else [self.raw]
+            pieces = [self.raw]
         else:
             handler.send_response(self.status)
             length = len(self.body) if self.length is None else self.length
@@ -1107,7 +966,7 @@ def test_the_events_of_a_stream_are_read_as_they_come_and_its_error_is_the_serve
         ("no JSON", RequestFailedError, r"its answer is garbled \('no JSON'\) \(asked 6", 6),
         ({"choices": [{"token_ids": 3}]}, RequestFailedError, "cannot be read .TypeError", 1),
         ({"choices": []}, RequestFailedError, "its answer cannot be read .ValueError", 1),
-        (None, ServerDiedError, r"not reachable \(.*\(asked 6 times\)", 6),
+        (None, ServerDiedError, r"vLLM at k=2: .*not reachable \(.*\(asked 6 times\)", 6),
         (401, ServerDiedError, "status 401: request exceeds", 1),
         (500, RefusedError, "status 500: request exceeds", 1),
         (Written(body=b"x", length=9, pause_s=9), ServerDiedError, "no whole answer within 1 s", 1),
@@ -1115,13 +974,6 @@ def test_the_events_of_a_stream_are_read_as_they_come_and_its_error_is_the_serve
             Written(body=b" " * 999, pause_s=0.05),
             ServerDiedError,
             "no whole answer within 1 s",
-            1,
-        ),
-        (
-            # Its head may end the wait, or the limit of all
-            Written(raw=b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 999, pause_s=0.05),
-            ServerDiedError,
-            "no (whole )?answer within 1 s",
             1,
         ),
         (lambda _: time.sleep(3), ServerDiedError, "no answer within 1 s", 1),
@@ -1251,6 +1103,48 @@ def test_a_key_that_a_server_echoes_is_not_stored(stand_in: Start) -> None:
     assert engine.open(2).model_name == "***"
 
 
+def entry(name: str, **more: Any) -> dict[str, Any]:
+    return {"id": name, **more}
+
+
+LISTED: list[Any] = [
+    # What a server lists, the target's names, what is asked
+    ([entry("m")], ("org/target",), "m"),
+    ([entry("another"), entry("target")], ("/models/target/",), "target"),
+    ([entry("another"), entry("org/Target")], ("org/target",), "org/Target"),
+    ([entry("a", root="/x/target"), entry("b", root="/x/other")], ("target",), "a"),
+    ([entry("lora", parent="base"), entry("base")], ("target",), "base"),
+    ([entry("target", parent="base"), entry("base", root="org/target")], ("target",), "base"),
+    ([entry("a.gguf"), entry("T.gguf")], ("id", "/files/t.gguf"), "T.gguf"),
+]
+
+
+@pytest.mark.parametrize(("listed", "names", "asked"), LISTED)
+def test_of_several_models_the_target_is_asked(
+    listed: list[Any], names: tuple[str, ...], asked: str, stand_in: Start
+) -> None:
+    assert WantedModel(None, names).among(listed, "url=x") == asked
+    assert WantedModel(listed[0]["id"], names).among(listed, "url=x") == listed[0]["id"]
+    server = stand_in(vllm_answers(**{"/v1/models": {"data": listed}}))
+    engine = attached(VllmServer, server.url)
+    assert replace(engine, wanted=WantedModel(None, names)).open(2).model_name == asked
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (WantedModel(None, ("target",)), r"url=x: it lists 2 models \(a, b\).*: served_name=a$"),
+        (WantedModel(None, ()), "served_name=a"),
+        (WantedModel("c", ("a",)), r"^served_name=c: url=x lists 2 models \(a, b\); give one"),
+    ],
+)
+def test_several_models_of_which_none_is_the_target_are_listed(
+    wanted: WantedModel, says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        wanted.among([{"id": "a"}, {"id": "b"}], "url=x")
+
+
 def test_a_proxy_of_the_environment_is_used_for_other_hosts_and_not_for_this_one(
     stand_in: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1258,11 +1152,11 @@ def test_a_proxy_of_the_environment_is_used_for_other_hosts_and_not_for_this_one
     near = stand_in({"/v1/models": {"data": [{"id": "near"}]}})
     monkeypatch.setenv("http_proxy", proxy.url.replace("http://", "http://me:pass@"))
     monkeypatch.setenv("no_proxy", "direct.invalid")
-    assert only_model(HttpClient("http://far.invalid:8000", "the-key")) == "far"
+    assert served_model(HttpClient("http://far.invalid:8000", "the-key")) == "far"
     assert proxy.keys == {"Bearer the-key"}
-    assert only_model(HttpClient(near.url)) == "near"
+    assert served_model(HttpClient(near.url)) == "near"
     with pytest.raises(ServerDiedError, match="not reachable"):
-        only_model(HttpClient("http://direct.invalid:8000"))
+        served_model(HttpClient("http://direct.invalid:8000"))
 
 
 def test_requests_side_by_side_fail_and_are_repeated_on_their_own(stand_in: Start) -> None:
@@ -1291,11 +1185,10 @@ def test_a_model_of_another_vocabulary_is_named_where_its_server_throws(stand_in
 # ---- llama.cpp's kinds of draft ------------------------------------------------------------------
 
 
-def with_llama_server(folder: Path, spec_types: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a binary on PATH that lists these kinds of draft in its help."""
+def with_llama_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a binary on PATH."""
     binary = folder / "llama-server"
-    binary.write_text(f"#!/bin/sh\necho '--spec-type {spec_types}   kinds of draft'\n")
-    binary.chmod(0o755)
+    binary.touch(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
@@ -1314,22 +1207,12 @@ def gguf_files(folder: Path) -> tuple[Path, Path]:
         ("dflash", ["score=true", "k=[1,4]"], "give one K, and draft.block=K+1"),
         ("dflash", ["score=true", "k=[4]", "draft.block=4"], "give one K, and draft.block=K+1"),
         ("dspark", ["score=true", "k=[4]", "draft.block=3"], "and draft.block=K or K+1"),
-        (
-            "mtp",
-            ["model.gguf={target}"],
-            "is a build without --spec-type draft-mtp; it has draft-simple, ngram-simple: take",
-        ),
-        (
-            "dflash",
-            ["model.gguf={target}", "draft.gguf={draft}"],
-            "is a build without --spec-type draft-dflash; it has draft-simple, ngram-simple",
-        ),
     ],
 )
-def test_a_kind_that_a_build_of_llamacpp_lacks_or_no_file_of_it_is_refused_in_one_line(
+def test_what_llamacpp_has_no_file_of_or_cannot_fill_is_refused_in_one_line(
     kind: str, keys: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_llama_server(tmp_path, "[none|draft-simple|ngram-simple]", monkeypatch)
+    with_llama_server(tmp_path, monkeypatch)
     target, draft = gguf_files(tmp_path)
     words = [each.format(target=target, draft=draft) for each in keys]
     words += [f"draft={kind}", f"draft.id={tmp_path}", "model=hf", f"model.id={tmp_path}"]
@@ -1346,7 +1229,7 @@ def test_a_kind_that_a_build_of_llamacpp_lacks_or_no_file_of_it_is_refused_in_on
 def test_llamacpp_drafts_by_the_files_that_are_given(
     kind: str, given: bool, file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_llama_server(tmp_path, "none,draft-simple,draft-mtp,draft-dflash", monkeypatch)
+    with_llama_server(tmp_path, monkeypatch)
     target, draft = gguf_files(tmp_path)
     words = [f"draft={kind}", f"draft.id={tmp_path}", "model=hf", f"model.id={tmp_path}"]
     words += [f"model.gguf={target}", *([f"draft.gguf={draft}"] if given else [])]
@@ -1354,7 +1237,7 @@ def test_llamacpp_drafts_by_the_files_that_are_given(
     adapter = adapter_of(config)
     adapter.check(config)
     assert adapter.start is not None
-    engine = adapter.start(ToServe(config, tmp_path, 100, 1, 1, None))
+    engine = adapter.start(ToServe(config, tmp_path, 100, 1, 1))
     assert isinstance(engine, LlamaCpp)
     flags = engine.flags(2)
     assert flags[flags.index("--spec-type") + 1] == f"draft-{kind}"
@@ -1364,13 +1247,10 @@ def test_llamacpp_drafts_by_the_files_that_are_given(
 
 
 @needs_llamacpp
-def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured(tmp_path: Path) -> None:
-    target, draft = gguf_files(tmp_path)
-    files = [f"model.gguf={target}", f"draft.gguf={draft}", "model=hf", f"model.id={tmp_path}"]
-    for kind in ("eagle3", "mtp", "dflash", "dspark"):
-        words = ["engine=llamacpp", "score=false", *files, f"draft={kind}", f"draft.id={tmp_path}"]
-        config = compose("server", words)
-        adapter_of(config).check(config)
+def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured() -> None:
+    types = vars(import_module(ENGINES["llamacpp"].wheel).common_speculative_type)
+    for kind in ENGINES["llamacpp"].drafts:
+        assert f"COMMON_SPECULATIVE_TYPE_{SPEC_TYPES[kind].replace('-', '_').upper()}" in types
 
 
 @needs_llamacpp

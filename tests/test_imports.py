@@ -21,7 +21,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
 from harness.engines.http_server import AttachedEngine, HttpServer
 from harness.engines.llamacpp import LlamaCppServer, request_body
-from harness.engines.protocol import Asked, ServedRecord
+from harness.engines.protocol import Asked, Completion
 from harness.engines.sglang import SglangServer
 from harness.engines.stored_answers import record_of
 from harness.engines.vllm import VllmServer
@@ -56,7 +56,7 @@ COUNTS: dict[str, Any] = {"k": 2, "rounds": 3, "drafted": 6, "accepted": 3}
 FROM_VLLM = {
     **COUNTS,
     "engine": "vllm",
-    "returned": 7,
+    "counted": 7,
     "accepted_lengths": (1, 1, 1),
     "prefill_s": pytest.approx(0.02),
     "decode_s": pytest.approx(0.06),
@@ -82,8 +82,9 @@ OLDER_META = {
 }
 FROM_SGLANG = {
     **COUNTS,
+    "k": None,  # its sums say it, with those of the other requests
     "engine": "sglang",
-    "returned": 7,
+    "counted": 7,
     "accepted_lengths": (1, 1, 1),
     "stop_reason": "eos",
 }
@@ -102,7 +103,7 @@ LLAMACPP: dict[str, Any] = {
 }
 FROM_LLAMACPP = {
     "engine": "llamacpp",
-    "returned": 7,
+    "counted": 7,
     "drafted": 5,
     "accepted": 3,
     "prefill_s": pytest.approx(0.01),
@@ -151,12 +152,12 @@ def with_counts(**speculative: Any) -> dict[str, Any]:
                 "request": {"sampling_params": {"temperature": 1.0}},
                 "response": {"meta_info": {"completion_tokens": 7}},
             },
-            {"engine": "sglang", "returned": 7, "k": 0, "temperature": 1.0},
+            {"engine": "sglang", "counted": 7, "k": 0, "temperature": 1.0},
         ),
         (
             {**without(PER_STEP, "per_step_drafted"), "k": 2, "temperature": 0.5, "prompt": "a"},
             {
-                **{name: FROM_VLLM[name] for name in (*COUNTS, "engine", "returned")},
+                **{name: FROM_VLLM[name] for name in (*COUNTS, "engine", "counted")},
                 "accepted_lengths": (1, 1, 1),
                 "temperature": 0.5,
                 "prompt": "a",
@@ -173,7 +174,7 @@ def test_each_kind_of_entry_is_read_by_its_documented_fields(
     entry: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     record = record_of(entry, "here")
-    nothing = {field.name: field.default for field in fields(ServedRecord)}
+    nothing = {field.name: field.default for field in fields(Completion)}
     assert vars(record) == {**nothing, **expected}
 
 
@@ -306,6 +307,36 @@ def test_accepted_tokens_of_each_round_give_tokens_per_round(tmp_path: Path) -> 
     written = write(tmp_path / "rounds.jsonl", *steps)
     (row,) = analyse(run(tmp_path, [written], "temperature=0")).results
     assert row.tokens_per_round == pytest.approx(1 + 11 / 5)
+
+
+def llamacpp_sums(drafted: int, accepted: int, tokens: int = 200) -> dict[str, Any]:
+    """An answer of llama.cpp that filled its budget."""
+    timings = {"predicted_n": tokens, "draft_n": drafted, "draft_n_accepted": accepted}
+    times = {"prompt_n": 8, "prompt_ms": 20.0, "predicted_ms": 900.0}
+    return {"tokens_predicted": tokens, "stop_type": "limit", "timings": {**timings, **times}}
+
+
+@pytest.mark.parametrize("few", [1, 12])
+def test_k_is_not_a_mean_that_a_threshold_makes(tmp_path: Path, few: int) -> None:
+    """Twelve answers of a server with draft-max 16 and a threshold: 2.7 tokens a round."""
+    sums = [(336 + n, 65 + n) for n in range(12)]
+    answers = [llamacpp_sums(*each) for each in sums[:few]]
+    written = write(tmp_path / "answers.jsonl", *answers)
+    with pytest.raises(UserError, match=r"K is not known: .* 2\.\d to 2\.\d tokens"):
+        run(tmp_path, [written], "temperature=0")
+    stored = run(tmp_path, [written], "temperature=0", "k=[16]")
+    assert {trial.k for trial in stored.trials} == {16}
+    with pytest.raises(UserError, match=r"k=2: .* drafted 3 tokens"):
+        run(tmp_path, [written], "temperature=0", "k=[2]")
+
+
+def test_k_is_what_all_rounds_but_a_texts_last_ones_draft(tmp_path: Path) -> None:
+    """With K = 4 a budget takes up to 3 + 2 + 1 tokens off; short answers look like a smaller K."""
+    answers = [llamacpp_sums(4 * (199 - 80) - less, 80) for less in (0, 3, 6)]
+    short = llamacpp_sums(2, 1, 4)
+    written = write(tmp_path / "answers.jsonl", *answers, short)
+    stored = run(tmp_path, [written], "temperature=0")
+    assert {trial.k for trial in stored.trials} == {4}
 
 
 def test_k_is_not_guessed_from_the_most_tokens_that_a_round_accepted(tmp_path: Path) -> None:

@@ -245,8 +245,11 @@ def test_a_sampling_parameter_is_no_matter_at_temperature_0(
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"/v1/models": 404, "/version": 404}, "neither llama.cpp's server nor SGLang's nor one with"),
-    ({"/v1/completions": {"choices": [{"text": "a"}]}}, "no 'token_ids'; texts need token ids"),
-    ({"/v1/completions": {"choices": [{"text": "a", "token_ids": []}]}}, "without tokens"),
+    ({"/v1/completions": {"choices": [{"text": "a"}]}}, "its answer has no token ids"),
+    (
+        {"/v1/completions": {"choices": [{"text": "a", "token_ids": []}]}},
+        "its answer has no token ids",
+    ),
     ({"/v1/completions": 400}, "status 400: request exceeds the context size"),
     (
         {"/v1/completions": {"choices": [{"text": "der Fluss", "token_ids": [300, 301]}]}},

@@ -125,6 +125,50 @@ def test_llama_cpp_tells_k_by_what_it_drafts_and_no_requests(tmp_path: Path) -> 
     assert rows[-1].tokens_per_round == total.tokens_per_round == pytest.approx(1.8)
 
 
+def test_counters_of_several_models_are_those_of_the_one_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    def page(times: int) -> str:
+        own = vllm_page(times)
+        other = own.replace('model_name="org/a b}"', 'model_name="other"')
+        assert other != own
+        return f"{own}\n{other}"
+
+    listed = {"/v1/models": {"data": [{"id": "m"}, {"id": "other"}]}}
+    with pytest.raises(UserError, match=r"2 models \(org/a b}, other\).*served_name=org"):
+        reported(vllm_server(**{"/metrics": turns(page), **listed}), tmp_path)
+    run = reported(
+        vllm_server(**{"/metrics": turns(page), **listed}), tmp_path, "served_name=other"
+    )
+    total = told(run).total
+    assert total is not None
+    assert (total.rounds, total.requests) == (100, 10)
+
+
+@pytest.mark.parametrize("drafted", [260, 350])
+def test_a_mean_of_drafts_that_end_early_is_not_taken_for_k(tmp_path: Path, drafted: int) -> None:
+    """Of a llama.cpp with --spec-draft-n-max 16 and a threshold; some rounds had 4 accepted."""
+
+    def page(times: int) -> str:
+        before = "spec_decode_num_draft_tokens_total 391"
+        name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+        at = [f'{name}{{position="{j}"}} {3 * times}' for j in (2, 3)]
+        made = llamacpp_page(1).replace(before, f"{before.split()[0]} {drafted}")
+        lines = (
+            f"{line.rsplit(' ', 1)[0]} {int(line.rsplit(' ', 1)[1]) * times}"
+            for line in made.splitlines()
+        )
+        return "\n".join([*lines, *(at if times and drafted == 350 else [])])
+
+    server = StandIn({"/props": PROPS, "/metrics": turns(page)})
+    run = reported(server, tmp_path, "draft_ms=1", "target_ms=10")
+    summary = analyse(run)
+    assert summary.running is not None
+    assert (summary.running.k, summary.results) == (0, ())
+    text = sentences(run)
+    assert f"at a K that its counters do not tell, for rounds drafted {drafted / 100:.1f}" in text
+
+
 def test_sglang_tells_tokens_per_round_and_nothing_by_position(tmp_path: Path) -> None:
     server = StandIn(sglang_answers(**{"/metrics": turns(sglang_page)}))
     run = reported(server, tmp_path)
@@ -183,9 +227,8 @@ def test_a_report_of_the_stored_run_says_the_same_and_holds_no_key(
     ("answers", "says"),
     [
         (vllm_answers(**{"/metrics": "python_gc_total 3"}), "without --disable-log-stats"),
-        ({"/props": PROPS, "/metrics": 501}, "start it with --metrics"),
-        (sglang_answers(), "start it with --enable-metrics"),
-        ({"/": "<html>"}, "no server whose counters are known here; give that of one of llama.cpp"),
+        ({"/props": PROPS, "/metrics": 501}, "start llama.cpp with --metrics, SGLang with --en"),
+        ({"/": "<html>"}, "no counters that are known here at /metrics; start llama.cpp"),
         (
             vllm_answers(**{"/metrics": "vllm:generation_tokens_total 50"}),
             "has not drafted a token in the 50 that it generated; it drafts if it is started with"

@@ -39,7 +39,7 @@ def asked_of_the_wheel(
 ) -> dict[str, Any]:
     asked = {
         "lines": lines,
-        "algorithms": [*sglang.ALGORITHMS.values(), "NGRAM"],
+        "algorithms": [*sglang.ALGORITHMS.values()],
         "variables": variables,
         "tiers": [file and str(file) for file in tiers],
     }

@@ -2,22 +2,18 @@
 
     python -m tools.gguf_file
 
-writes NAME.gguf of every model that ships with the harness. The tests write random models with it:
-Llama, Qwen2 and Qwen3, and heads for these. Any other model is converted with llama.cpp's own
-convert_hf_to_gguf.py and named by `model.gguf=`.
+writes NAME.gguf of every model that ships with the harness; they are of Qwen3. The tests write
+block drafters with it. Any other model is converted with llama.cpp's own convert_hf_to_gguf.py and
+named by `model.gguf=`.
 
-The names of the tensors are the `gguf` package's (`get_tensor_name_map`); three things are not:
-
-- Llama's query and key rows are reordered, because llama.cpp turns neighbouring pairs of a head's
-  numbers where transformers turns its two halves (`_interleaved`; llama.cpp, convert_hf_to_gguf.py,
-  `LlamaModel.permute`). Qwen's are not.
-- Norms and biases are stored in float32; llama.cpp has no other kernels for them.
-- Llama 3's rescaled rotary frequencies are a tensor of the file, `rope_freqs.weight`: by how much
-  each frequency is divided.
+The names of the tensors are the `gguf` package's (`get_tensor_name_map`). Norms are stored in
+float32; llama.cpp has no other kernels for them.
 
 A head's names and keys are those that llama.cpp's conversion/llama.py writes and
-src/models/eagle3.cpp reads. Its rows are reordered as Llama's are, and `d2t` holds the target's ids
-themselves. What it shares with the target, the embedding, is not in the file.
+src/models/eagle3.cpp reads. Its query and key rows are reordered, because llama.cpp turns
+neighbouring pairs of a head's numbers where transformers turns its two halves (`_interleaved`;
+llama.cpp, convert_hf_to_gguf.py, `LlamaModel.permute`). `d2t` holds the target's ids themselves.
+What it shares with the target, the embedding, is not in the file.
 
 A DFlash drafter's are those of conversion/qwen.py (`DFlashModel`) and src/models/dflash.cpp. It
 shares the embedding and the output matrix with the target; one with its own is not converted here.
@@ -38,7 +34,6 @@ import torch
 from torch import Tensor, nn
 
 from harness.config import DraftConf, ModelConf
-from harness.models.dummy import StandInTokenizer
 from harness.models.embedded import EMBEDDED, gguf_of
 from harness.models.heads.base import LoadedHead
 from harness.models.heads.dflash import DFlashNetwork
@@ -47,7 +42,6 @@ from harness.models.heads.eagle3 import STATES, Eagle3Network
 from harness.models.load import LoadedModel, load
 from harness.records import UserError
 
-FAMILIES = ("llama", "qwen2", "qwen3")
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 # How byte-level tokenizers split text into words (the pattern of tokenizer.json), and llama.cpp's
 # names of these splits
@@ -57,7 +51,6 @@ QWEN2_SPLIT = (
 )
 LLAMA3_SPLIT = QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 SPLITS = {QWEN2_SPLIT: "qwen2", LLAMA3_SPLIT: "llama-bpe"}
-ROPE_FACTORS = "rope_freqs.weight"
 # Of a layer, by its network's names; they follow `blk.N.`
 LAYER_TENSORS = {
     "input_layernorm": "attn_norm",
@@ -94,18 +87,13 @@ ELSEWHERE = "convert it with llama.cpp's convert_hf_to_gguf.py and name the file
 
 
 def write_gguf(loaded: LoadedModel, path: Path) -> Path:
-    """Write a model with its tokenizer as a GGUF file of the same dtype.
+    """Write a model of Qwen3 with its tokenizer as a GGUF file of the same dtype.
 
     Raises:
-        UserError: a family, a dtype or a tokenizer that is not converted here.
+        UserError: a dtype or a tokenizer that is not converted here.
     """
     config: Any = loaded.network.config
     where = loaded.shown
-    if config.model_type not in FAMILIES:
-        raise UserError(
-            f"{where}: {config.model_type} is not converted to GGUF here ({', '.join(FAMILIES)}"
-            f" are); {ELSEWHERE}: {loaded.keys.of('gguf', 'FILE')}"
-        )
     kind = DTYPES.get(loaded.network.dtype)
     if kind is None:
         raise UserError(f"{where}: {loaded.network.dtype} is not converted to GGUF; use float32")
@@ -219,7 +207,6 @@ def _written(
 
 
 def _write_sizes(writer: Any, config: Any, context_tokens: int | None, vocab: int) -> None:
-    rope = config.rope_parameters
     writer.add_context_length(context_tokens)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -229,14 +216,9 @@ def _write_sizes(writer: Any, config: Any, context_tokens: int | None, vocab: in
     writer.add_key_length(_head_size(config))
     writer.add_value_length(_head_size(config))
     writer.add_rope_dimension_count(_head_size(config))
-    writer.add_rope_freq_base(float(rope["rope_theta"]))
+    writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(vocab)
-    if rope["rope_type"] in ("linear", "yarn"):
-        writer.add_rope_scaling_type(getattr(gguf.RopeScalingType, rope["rope_type"].upper()))
-        writer.add_rope_scaling_factor(float(rope["factor"]))
-        if rope["rope_type"] == "yarn":
-            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
 def _head_size(config: Any) -> int:
@@ -247,20 +229,12 @@ def _tensors(loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
     config: Any = loaded.network.config
     architecture = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == config.model_type)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in loaded.network.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue  # llama.cpp takes the embedding where there is no output matrix
-        rows = tensor.detach().cpu()
-        projection = name.split(".")[-2]
-        if config.model_type == "llama" and projection in heads:
-            rows = _interleaved(rows, heads[projection])
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert known is not None  # of the types of model that are written here
-        yield known, rows
-    if config.rope_parameters["rope_type"] == "llama3":
-        rotary: Any = loaded.network.base_model.rotary_emb
-        yield ROPE_FACTORS, _llama3_factors(config, rotary)
+        yield known, tensor.detach().cpu()
 
 
 def _head_tensors(network: Eagle3Network) -> Iterator[tuple[str, Tensor]]:
@@ -274,8 +248,6 @@ def _head_tensors(network: Eagle3Network) -> Iterator[tuple[str, Tensor]]:
         if projection in heads:
             rows = _interleaved(rows, heads[projection])
         yield f"{HEAD_TENSORS[stem]}.weight", rows
-    if config.rope_parameters["rope_type"] == "llama3":
-        yield ROPE_FACTORS, _llama3_factors(config, network.rotary)
 
 
 def _interleaved(rows: Tensor, heads: int) -> Tensor:
@@ -284,31 +256,16 @@ def _interleaved(rows: Tensor, heads: int) -> Tensor:
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _llama3_factors(config: Any, rotary: Any) -> Tensor:
-    """By how much Llama 3's scaling divides each rotary frequency, [head size / 2]."""
-    size = _head_size(config)
-    exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
-    unscaled = float(config.rope_parameters["rope_theta"]) ** -exponents
-    return unscaled / rotary.inv_freq.float().cpu()
-
-
 # ---- the tokenizer -------------------------------------------------------------------------------
 
 
 def _write_tokenizer(writer: Any, loaded: LoadedModel, where: str) -> None:
-    kinds = gguf.TokenType
-    if isinstance(loaded.tokenizer, StandInTokenizer):
-        # Letters that stand for nothing: a server decodes ids for its log, and needs some pieces
-        pieces = [(f"<{token}>", kinds.NORMAL) for token in range(loaded.vocab_size)]
-        split, merges = "gpt-2", ["< 0"]
-    else:
-        described = json.loads(loaded.tokenizer.backend_tokenizer.to_str())
-        split = _split_name(described, f"{where}: {ELSEWHERE}: {loaded.keys.of('gguf', 'FILE')}")
-        pieces = _pieces(described, loaded.vocab_size, kinds)
-        merges = [
-            pair if isinstance(pair, str) else " ".join(pair)
-            for pair in described["model"]["merges"]
-        ]
+    described = json.loads(loaded.tokenizer.backend_tokenizer.to_str())
+    split = _split_name(described, f"{where}: {ELSEWHERE}: {loaded.keys.of('gguf', 'FILE')}")
+    pieces = _pieces(described, loaded.vocab_size, gguf.TokenType)
+    merges = [
+        pair if isinstance(pair, str) else " ".join(pair) for pair in described["model"]["merges"]
+    ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split)
     writer.add_token_list([piece for piece, _ in pieces])

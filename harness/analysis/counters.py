@@ -32,6 +32,9 @@ from harness.records import MOST_K, Scrape
 from harness.summary import Caveat, Counted, RunningServer, Summary
 from harness.theory.speedup import StepTimes
 
+# What the ends of texts take off the tokens that a round drafts in the mean, at most
+SHORTENED = 0.25
+
 
 def analyse_counters(setup: Setup) -> Summary:
     """The counts of a run's scrapes, and the K that pays where times of rounds are known."""
@@ -117,11 +120,18 @@ def counted_between(before: Scrape, now: Scrape) -> Counted | None:
 
 
 def _k_of(scrapes: Sequence[Scrape], total: Counted | None) -> int:
-    """The most that a round drafts: as stated, or as many as were drafted or have a counter."""
+    """The most that a round drafts: as stated, or as many as nearly every round drafts.
+
+    0 where that is not known: a threshold, a look-up or an adaptive K ends drafts early. Then the
+    mean is further below the next whole number than the ends of texts make it, or more tokens than
+    that were accepted at once.
+    """
     stated = [scrape.k for scrape in scrapes if scrape.k is not None]
     if stated:
         return max(stated)
-    mean = 0.0 if total is None else (total.drafted or 0) / total.rounds
-    return max(
-        [min(MOST_K, math.ceil(mean - 1e-9)), *(len(scrape.accepted_at) for scrape in scrapes)]
-    )
+    accepted = max(len(scrape.accepted_at) for scrape in scrapes)
+    mean = None if total is None else total.drafted_per_round
+    if mean is None:
+        return accepted
+    k = min(MOST_K, math.ceil(mean - 1e-9))
+    return k if accepted <= k and k - mean <= SHORTENED else 0

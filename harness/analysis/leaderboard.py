@@ -63,7 +63,7 @@ def _engines(rule: Rule) -> tuple[str, ...]:
     """The engines that accept by a rule, variants of others last."""
     specs = [spec for spec in with_lines().values() if spec.rule == rule]
     specs.sort(key=lambda spec: spec.variant_of is not None)
-    return tuple(spec.ranked_as or spec.in_headlines for spec in specs)
+    return tuple(spec.in_headlines for spec in specs)
 
 
 def _chances_best(workload: Workload, best: Sequence[int], seed: int) -> list[float | None]:

@@ -8,7 +8,7 @@ from typing import Any
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, concluded
 from harness.config import ReportConfig
-from harness.engines.protocol import ServedRecord
+from harness.engines.protocol import Completion
 from harness.engines.stored_answers import PROMPT_SET, imported, record_of
 from harness.measurement.environment import describe_host
 from harness.records import UserError
@@ -49,7 +49,7 @@ def run(config: ReportConfig) -> Outcome:
     return concluded(folder, verbose=config.verbose)
 
 
-def read_records(file: str) -> Iterator[ServedRecord]:
+def read_records(file: str) -> Iterator[Completion]:
     """The records of a file: one JSON object per line, one alone, or one JSON array of them.
 
     Raises:

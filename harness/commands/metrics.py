@@ -12,6 +12,7 @@ from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, concluded
 from harness.config import ReportConfig
 from harness.engines.adapters import api_key
+from harness.engines.client import WantedModel
 from harness.engines.running import CountingServer
 from harness.measurement.environment import describe_host
 from harness.records import GREEDY, Scrape, ServingEngine, UserError
@@ -35,7 +36,9 @@ def run(config: ReportConfig) -> Outcome:
     if config.latency_from is not None:
         inputs = _times_of_run(config.latency_from, config.temperature)
     with progress("asking who answers"):
-        server = CountingServer(str(config.metrics), api_key(config.api_key_env))
+        server = CountingServer(
+            *(str(config.metrics), api_key(config.api_key_env)), WantedModel(config.served_name)
+        )
     _check_drafts(server, server.first)
     with progress(f"waiting {INTERVAL_S:g} s for what {server.where.partition('=')[2]} serves"):
         time.sleep(INTERVAL_S)

@@ -27,6 +27,7 @@ from harness.commands.run_lifecycle import begin, measuring, resumable
 from harness.commands.tasks import EncodedPrompt
 from harness.config import AuditionConfig, ModelConf
 from harness.engines.adapters import api_key
+from harness.engines.client import WantedModel
 from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.generations import Request
 from harness.measurement.remote_scores import TextServer, refuse_sampling
@@ -88,7 +89,8 @@ def audition_texts(
     if waiting:
         with progress(f"asking who answers at {config.texts_from}"):
             key = api_key(config.api_key_env)
-            server = TextServer(str(config.texts_from), key, config.timeout_factor)
+            wanted = WantedModel(config.served_name, config.model.served_names)
+            server = TextServer(str(config.texts_from), key, config.timeout_factor, wanted)
         host = urlsplit(str(config.texts_from)).netloc
         texts_from = TextsFrom(server.engine, server.version, host)
         if folder is not None and folder.manifest.texts_from is not None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from itertools import pairwise, product, takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import psutil
@@ -34,8 +34,14 @@ from harness.commands.tasks import (
 from harness.config import ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.adapters import Adapter, OpenedPair, ToServe, attached, kind_of
+from harness.engines.adapters import (
+    Adapter,
+    ToServe,
+    attached,
+    served_kind,
+)
 from harness.engines.http_server import CardMemory, StartedEngine
+from harness.engines.own import OwnLoop
 from harness.engines.protocol import (
     Asked,
     EngineFacts,
@@ -51,6 +57,7 @@ from harness.models.load import memory_need
 from harness.records import (
     GREEDY,
     Prompt,
+    Rule,
     ServerCommand,
     ServerMemory,
     ServingEngine,
@@ -216,7 +223,7 @@ def check_target(folder: RunFolder, work: Workload, pair: Pair) -> None:
 
 def to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
     """The models that the engine is to serve, with room for `slots` requests side by side."""
-    pair, opened = work.pair, None
+    pair, loop = work.pair, None
 
     def drafter(sampling: SamplingParameters, k: int) -> Drafter:
         assert pair is not None
@@ -225,7 +232,14 @@ def to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
 
     if pair is not None:
         clock = Clock(*(timed.model for timed in pair.timed))
-        opened = OpenedPair(pair.target, pair.target_model, drafter, clock.now)
+        loop = OwnLoop(
+            pair.target_model,
+            drafter,
+            pair.target.eos,
+            cast("Rule", work.config.decode.rule),
+            clock.now,
+            drafts_fewer=DRAFTS[served_kind(work.config)].looks_up,
+        )
     longest = max(len(entry.tokens) for entry in work.prompts)
     return ToServe(
         config=work.config,
@@ -233,15 +247,19 @@ def to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
         context_tokens=longest + work.config.new_tokens,
         slots=slots,
         threads=folder.manifest.server_threads,
-        pair=opened,
         scored_in=_scored_in(work),
+        loop=loop,
     )
 
 
 def _scored_in(work: Workload) -> str | None:
-    """The dtype that the target is loaded in to score texts; None where that is not known."""
+    """The dtype that the target is loaded in to score texts, or will be; None if not known."""
     config = work.config
-    if not config.score or not ENGINES[config.engine].one_dtype or config.model.dtype != "auto":
+    if not ENGINES[config.engine].one_dtype:
+        return None
+    if work.pair is not None:
+        return str(work.pair.target.network.dtype).removeprefix("torch.")
+    if not config.score or config.model.dtype != "auto":
         return None
     need = memory_need(config.model, resolve_device(config.device.name))
     return None if need is None else str(need.dtype).removeprefix("torch.")
@@ -289,7 +307,7 @@ def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
     """True where servers can be told to reject every draft, so that their rounds are timed."""
     known = {"everywhere": True, "on CUDA": torch.cuda.is_available(), "nowhere": False}
     # Look-ups draft as much as they find
-    if config.url is not None or DRAFTS[kind_of(config)].looks_up:
+    if config.url is not None or DRAFTS[served_kind(config)].looks_up:
         return False
     return known[adapter.spec.synthetic]
 

@@ -11,33 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from harness.config import ServerConfig
-from harness.decoding.protocols import Drafter
-from harness.decoding.sampling import SamplingParameters
+from harness.engines.client import WantedModel
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, Running
-from harness.engines.protocol import StartableEngine
+from harness.engines.protocol import Engine
 from harness.records import Rule, UserError, Varying
 from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.engines import ENGINES, OWN, measurable
 from harness.serving.spec import EngineSpec
 
 if TYPE_CHECKING:
-    from harness.models.cached import CachedModel
-    from harness.models.load import LoadedModel
-
-
-@dataclass(frozen=True)
-class OpenedPair:
-    """A loaded target, with the drafter of its pair.
-
-    Attributes:
-        drafter: makes the drafter of a request from its sampling parameters and its K.
-        now: seconds, read after the models' devices have finished.
-    """
-
-    target: "LoadedModel"
-    target_model: "CachedModel"
-    drafter: Callable[[SamplingParameters, int], Drafter]
-    now: Callable[[], float]
+    from harness.engines.own import OwnLoop
 
 
 @dataclass(frozen=True)
@@ -51,8 +34,9 @@ class ToServe:
         threads: of each server; None leaves them to the engine.
         memory: of the card that the next server starts on; None where there is none.
         varying: how the K of the next server changes while it serves.
-        scored_in: the dtype in which the target will be loaded to score texts, where the
-            configuration names none; None where the target will not be loaded.
+        scored_in: the dtype in which the target is loaded to score texts, or will be; None where
+            it will not be loaded, or the configuration names the dtype.
+        loop: the harness's loop with the loaded pair; None where it is not loaded.
     """
 
     config: ServerConfig
@@ -60,10 +44,10 @@ class ToServe:
     context_tokens: int
     slots: int
     threads: int | None
-    pair: OpenedPair | None
     memory: CardMemory | None = None
     varying: Varying = ""
     scored_in: str | None = None
+    loop: "OwnLoop | None" = None
 
     @property
     def rule(self) -> Rule:
@@ -73,7 +57,7 @@ class ToServe:
     @property
     def kind(self) -> DraftKind:
         """The kind of draft that is served."""
-        return kind_of(self.config)
+        return served_kind(self.config)
 
     @property
     def dtype(self) -> str | None:
@@ -84,10 +68,8 @@ class ToServe:
         """
         if self.config.url is not None:
             return None
-        if self.pair is not None:
-            return str(self.pair.target.network.dtype).removeprefix("torch.")
         asked = self.config.model.dtype
-        return self.scored_in if asked == "auto" else asked
+        return self.scored_in or (None if asked == "auto" else asked)
 
     @property
     def logs(self) -> Path:
@@ -114,12 +96,12 @@ class Adapter:
 
     spec: EngineSpec
     attach: Callable[[ServerConfig, Any], Callable[[Running, int], HttpServer]] | None = None
-    start: Callable[[ToServe], StartableEngine] | None = None
-    start_draft: Callable[[ToServe], StartableEngine | None] = lambda _: None
+    start: Callable[[ToServe], Engine] | None = None
+    start_draft: Callable[[ToServe], Engine | None] = lambda _: None
     check: Callable[[ServerConfig], object] = lambda _: None
 
 
-def kind_of(config: ServerConfig) -> DraftKind:
+def served_kind(config: ServerConfig) -> DraftKind:
     """The kind of draft that is served."""
     target, draft = config.model, config.draft
     same = (draft.id, draft.gguf) == (target.id, target.gguf)
@@ -136,7 +118,7 @@ def adapter_of(config: ServerConfig) -> Adapter:
             takes none or lacks some, or an environment variable that is not set.
     """
     spec, name = ENGINES[config.engine], config.engine
-    adapter, kind = _adapter(spec), kind_of(config)
+    adapter, kind = _adapter(spec), served_kind(config)
     if kind not in spec.drafts:
         able = [
             other
@@ -194,10 +176,10 @@ def _check_varying(config: ServerConfig, spec: EngineSpec, varying: Varying) -> 
             f"{asked}: a server of engine={spec.name} keeps one K; {listed} change it while they"
             " serve"
         )
-    if kind_of(config) not in known.kinds:
+    if served_kind(config) not in known.kinds:
         raise UserError(
             f"{asked}: engine={spec.name} does that ({known.flag}) with {known.takes} alone, and"
-            f" draft={config.draft.name} is {DRAFTS[kind_of(config)].phrase}"
+            f" draft={config.draft.name} is {DRAFTS[served_kind(config)].phrase}"
         )
 
 
@@ -209,7 +191,7 @@ def _adapter(spec: EngineSpec) -> Adapter:
 def addresses(config: ServerConfig, adapter: Adapter) -> dict[int, str]:
     """The addresses of `url=` by K: first plain decoding, then each K in the order of `k`."""
     urls, ks = config.url or [], [0, *config.speculative_ks]
-    if len(urls) == 2 and adapter.spec.k_per_request:
+    if len(urls) == 2 and adapter.spec.completions.k is not None:  # one address serves every K
         urls = [urls[0], *[urls[1]] * (len(ks) - 1)]
     if len(urls) != len(ks):
         raise UserError(
@@ -224,7 +206,8 @@ def attached(config: ServerConfig, adapter: Adapter, tokenizer: Any) -> Attached
     assert adapter.attach is not None
     server = adapter.attach(config, tokenizer)
     key = api_key(config.api_key_env)
-    return AttachedEngine(addresses(config, adapter), server, key, config.timeout_factor)
+    wanted = WantedModel(config.served_name, config.model.served_names)
+    return AttachedEngine(addresses(config, adapter), server, key, config.timeout_factor, wanted)
 
 
 def api_key(name: str | None) -> str | None:
@@ -258,6 +241,7 @@ def started_with(serve: ToServe) -> dict[str, Any]:
         "timeout_factor": serve.config.timeout_factor,
         "varying": serve.varying,
         "schedule": tuple((low, high, k) for low, high, k in serve.config.schedule or ()),
+        "dtype": serve.dtype or "auto",
     }
 
 

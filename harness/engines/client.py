@@ -6,33 +6,29 @@ failure: a connection that is refused or cut, a garbled answer, or a status of 4
 those of the attempt that was answered. A server's `Retry-After` is respected within a limit.
 
 An answer has a deadline that follows from its tokens (`HttpClient.deadline_s`), even if bytes still
-arrive; once it has begun, two minutes without a byte end it too. A server that misses the deadline
-is taken to hang and gets no further request. Requests for a server's properties are repeated in the
-same way, except where nothing listens at the address: it is more likely mistyped.
+arrive. A server that misses it is taken to hang and gets no further request. Requests for a
+server's properties are repeated in the same way, except where nothing listens at the address: it is
+more likely mistyped.
 
 Redirects are refused, since their target would receive the API key.
 """
 
 import json
 import logging
-import socket
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http.client import HTTPException, RemoteDisconnected
-from threading import Timer
+from random import random
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import (
     ConnectTimeoutError,
     HTTPError,
     InvalidHeader,
-    MaxRetryError,
     NewConnectionError,
     ReadTimeoutError,
     URLSchemeUnknown,
@@ -48,8 +44,6 @@ T = TypeVar("T")
 # The deadline of a request: at least ten minutes, the timeout of OpenAI's clients, and a second per
 # token on a slow machine. A server whose process has ended is noticed at once.
 LEAST_S, TOKEN_S, PROMPT_TOKEN_S = 600.0, 1.0, 0.1
-# The longest pause in an answer that has begun
-IDLE_S = 120.0
 # Timeouts of a health check, and of a connection
 CHECK_S, CONNECT_S = 5.0, 20.0
 POLL_S = 0.05
@@ -63,12 +57,70 @@ EVENT, LAST_EVENT = b"data: ", b"data: [DONE]"
 # The limit of an answer; answers have some kilobytes, a page of counters may have a megabyte
 MOST_BYTES = 64 * 2**20
 ON_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+# Models of a long list that an error names
+LISTED = 8
 # Keys are replaced in answers; a shorter key could occur in them by chance
 MASKED, SHORTEST_MASKED = "***", 6
 
 
 class NobodyListensError(ServerDiedError):
     """An address at which nothing listens, or to which no connection can be made."""
+
+
+@dataclass(frozen=True)
+class WantedModel:
+    """The model that is asked of a server which may list several: a router, a proxy, adapters.
+
+    Attributes:
+        served_name: its name there, where the user gives it.
+        names: of the target: hub id, folder, file.
+    """
+
+    served_name: str | None = None
+    names: tuple[str, ...] = ()
+
+    def among(self, listed: Sequence[Mapping[str, Any]], where: str) -> str:
+        """The id of its entry in the list of /v1/models.
+
+        Raises:
+            UserError: several entries, and none or more than one that has one of its names.
+        """
+        ids = [str(entry.get("id")) for entry in listed]
+        if self.served_name is not None:
+            if self.served_name not in ids:
+                raise UserError(
+                    f"served_name={self.served_name}: {where} lists {_listed(ids)}; give one of"
+                    " these"
+                )
+            return self.served_name
+        if len(ids) == 1:
+            return ids[0]
+        wanted = {_plain_name(name) for name in self.names}
+        named = [
+            str(entry.get("id"))
+            for entry in listed
+            if wanted & {_plain_name(str(entry.get(field) or "")) for field in ("id", "root")}
+        ]
+        # An adapter names the model that it changes
+        whole = [each for each, entry in zip(ids, listed, strict=True) if not entry.get("parent")]
+        found = [each for each in named if each in whole] or named
+        if not found and len(whole) == 1:
+            found = whole
+        if len(found) != 1:
+            raise UserError(
+                f"{where}: it lists {_listed(ids)}; give the one to ask: served_name={ids[0]}"
+            )
+        return found[0]
+
+
+def _plain_name(name: str) -> str:
+    """The last part of a hub id or a path, without the ending of a file and in lower case."""
+    return name.replace("\\", "/").rstrip("/").rpartition("/")[2].lower().removesuffix(".gguf")
+
+
+def _listed(ids: Sequence[str]) -> str:
+    shown = ", ".join(ids[:LISTED])
+    return f"{len(ids)} models ({shown}{', ...' if len(ids) > LISTED else ''})"
 
 
 class HttpClient:
@@ -82,6 +134,7 @@ class HttpClient:
         *,
         alive: Callable[[], bool] = lambda: True,
         timeout_factor: float = 1.0,
+        wanted: WantedModel | None = None,
     ) -> None:
         """Connect to `url`; the API `key` is sent with every request and stored nowhere else.
 
@@ -90,6 +143,7 @@ class HttpClient:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"{named}={url}: not an address; write it as http://HOST:PORT")
+        self.wanted = wanted or WantedModel()
         # Addresses for OpenAI's clients end in the version of the interface
         self.url = url.rstrip("/").removesuffix("/v1")
         self.where = f"{named}={self.url}"
@@ -170,11 +224,6 @@ class HttpClient:
 
         With `listening` it is not repeated where nothing listens at the address.
         """
-        policy = Retry(
-            RETRIES,
-            backoff_factor=BACKOFF_S * self._factor,
-            backoff_jitter=BACKOFF_S * self._factor,
-        )
         pauses_s, asked = PAUSES_S * self._factor, 1
         while True:
             try:
@@ -183,12 +232,12 @@ class HttpClient:
                 mistyped = listening and isinstance(error, NobodyListensError)
                 if mistyped or not error.repeatable or not self._alive():
                     raise
-                try:
-                    policy = policy.increment(error=error)
-                except MaxRetryError:
+                if asked > RETRIES:
                     error.args = (f"{error} (asked {asked} times)",)
-                    raise error from None
-                pause_s = policy.get_backoff_time()
+                    raise
+                pause_s = 0.0
+                if asked > 1:
+                    pause_s = BACKOFF_S * self._factor * (2 ** (asked - 1) + random())
                 if isinstance(error, RequestFailedError) and error.retry_after_s is not None:
                     pause_s = max(pause_s, error.retry_after_s)
                 if pause_s > pauses_s:
@@ -271,24 +320,23 @@ class HttpClient:
                     timeout=Timeout(connect=min(CONNECT_S, timeout_s), read=timeout_s),
                 )
             except HTTPError as error:
-                raise self._without_answer(error, begin, timeout_s) from error
-            response = cast("_Response", response)
+                raise self._without_answer(error, timeout_s) from error
+            late = ServerDiedError(f"{self.where}: no whole answer within {timeout_s:.0f} s")
+            data = b""
             try:
-                if arrived is None or response.status != 200:
-                    data = response.read(MOST_BYTES)
-                else:
-                    response.connected.settimeout(timeout_s)  # the server may be paused for long
-                    data = b""
-                    while piece := response.read1(MOST_BYTES - len(data)):
-                        data += piece
+                while piece := response.read1(MOST_BYTES - len(data)):
+                    if time.monotonic() - begin >= timeout_s:
+                        raise late
+                    data += piece
+                    if arrived is not None and response.status == 200:
                         arrived(piece)
+            except ReadTimeoutError as error:
+                raise late from error
             except HTTPError as error:
-                raise self._broken_off(error, begin, timeout_s) from error
+                reason = f"its answer broke off ({self._shown(str(_cause(error)))[:80]})"
+                raise RequestFailedError(f"{self.where}: {reason}") from error
             finally:
-                response.cut_off.cancel()
                 response.close()
-        if time.monotonic() - begin >= timeout_s:  # a cut answer may look like a short one
-            raise self._too_late(timeout_s)
         if len(data) == MOST_BYTES:
             raise RequestFailedError(f"{self.where}: its answer is garbled (over 64 MiB)")
         text = data.decode(errors="replace")
@@ -296,10 +344,9 @@ class HttpClient:
             raise self._refused(response, text)
         return text
 
-    def _without_answer(self, error: HTTPError, begin: float, timeout_s: float) -> UserError:
+    def _without_answer(self, error: HTTPError, timeout_s: float) -> UserError:
         """The error of a request whose answer did not begin."""
-        late = isinstance(error, ReadTimeoutError) or time.monotonic() - begin >= timeout_s
-        if late and not isinstance(error, ConnectTimeoutError):
+        if isinstance(error, ReadTimeoutError):
             return ServerDiedError(f"{self.where}: no answer within {timeout_s:.0f} s")
         cause = _cause(error)
         reason = self._shown(str(cause))
@@ -310,19 +357,6 @@ class HttpClient:
             f"{self.where}: not reachable ({reason}); is the server running, and at this address?",
             repeatable=True,
         )
-
-    def _broken_off(self, error: HTTPError, begin: float, timeout_s: float) -> UserError:
-        """The error of an answer that began and did not end."""
-        if time.monotonic() - begin >= timeout_s:
-            return self._too_late(timeout_s)
-        if isinstance(error, ReadTimeoutError):
-            idle_s = IDLE_S * self._factor
-            return ServerDiedError(f"{self.where}: no byte of its answer for {idle_s:.0f} s")
-        reason = self._shown(str(_cause(error)))
-        return RequestFailedError(f"{self.where}: its answer broke off ({reason[:80]})")
-
-    def _too_late(self, timeout_s: float) -> ServerDiedError:
-        return ServerDiedError(f"{self.where}: no whole answer within {timeout_s:.0f} s")
 
     def _refused(self, response: urllib3.BaseHTTPResponse, text: str) -> UserError:
         """The error of an answer whose status is no success, with the server's message if any."""
@@ -365,76 +399,21 @@ class HttpClient:
 
     def _pools_to(self, scheme: str, netloc: str, host: str) -> urllib3.PoolManager:
         """The connection pools, through the environment's proxy if it has one for this address."""
-        idle_s = IDLE_S * self._factor
         proxy = None
         # A proxy of the environment cannot reach this machine's own loopback
         if host not in ON_THIS_MACHINE and not proxy_bypass(netloc):
             proxy = getproxies().get(scheme)
         if proxy is None:
-            pools = urllib3.PoolManager()
-        else:
-            parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-            login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
-            headers = make_headers(proxy_basic_auth=login) if parts.username else None
-            address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-            try:
-                pools = urllib3.ProxyManager(address, proxy_headers=headers)
-            except URLSchemeUnknown as error:
-                name = f"{scheme}_proxy"
-                raise UserError(f"{name}: not an HTTP proxy; unset it, or set no_proxy") from error
-        pools.pool_classes_by_scheme = _limited(idle_s)
-        return pools
-
-
-class _Response(urllib3.HTTPResponse):
-    """An answer, its socket, and the timer that ends it at its deadline."""
-
-    cut_off: Timer
-    connected: socket.socket
-
-
-def _limited(idle_s: float) -> dict[str, type[HTTPConnectionPool]]:
-    """Connection pools in which the read timeout is the deadline of a whole answer.
-
-    The timeout of a socket alone would begin anew with each byte.
-    """
-
-    def head(connection: HTTPConnection, read: Callable[[], urllib3.HTTPResponse]) -> _Response:
-        sock, timeout_s = connection.sock, connection.timeout
-        assert isinstance(timeout_s, float | int)
-        cut_off = Timer(timeout_s, _shut, (sock,))
-        cut_off.daemon = True
-        cut_off.start()
+            return urllib3.PoolManager()
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+        headers = make_headers(proxy_basic_auth=login) if parts.username else None
+        address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         try:
-            response = cast("_Response", read())
-            sock.settimeout(min(idle_s, timeout_s))
-        except BaseException:  # raised again; the answer is over
-            cut_off.cancel()
-            raise
-        response.cut_off, response.connected = cut_off, sock
-        return response
-
-    class Plain(HTTPConnection):
-        def getresponse(self) -> _Response:
-            return head(self, super().getresponse)
-
-    class Encrypted(HTTPSConnection):
-        def getresponse(self) -> _Response:
-            return head(self, super().getresponse)
-
-    class PlainPool(HTTPConnectionPool):
-        ConnectionCls = cast("Any", Plain)
-
-    class EncryptedPool(HTTPSConnectionPool):
-        ConnectionCls = cast("Any", Encrypted)
-
-    return {"http": PlainPool, "https": EncryptedPool}
-
-
-def _shut(sock: socket.socket) -> None:
-    """Shut a socket down, which ends a pending read; it may already be closed."""
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+            return urllib3.ProxyManager(address, proxy_headers=headers)
+        except URLSchemeUnknown as error:
+            name = f"{scheme}_proxy"
+            raise UserError(f"{name}: not an HTTP proxy; unset it, or set no_proxy") from error
 
 
 def _cause(error: HTTPError) -> BaseException:

@@ -18,6 +18,8 @@ from functools import cached_property
 from harness.records import MOST_K, Scrape
 
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
+# vLLM's and SGLang's
+MODEL_LABEL = "model_name"
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -39,6 +41,16 @@ class Samples:
                 if math.isfinite(number := _number(value))
             )
         )
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """The models whose counters these are, where they are labelled with a name."""
+        named = (labels.get(MODEL_LABEL) for _, labels, _ in self.lines)
+        return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    def of_model(self, name: str) -> "Samples":
+        """Those of one model, and those of the whole server."""
+        return Samples(tuple(line for line in self.lines if line[1].get(MODEL_LABEL, name) == name))
 
     @cached_property
     def sums(self) -> dict[str, float]:

@@ -4,24 +4,24 @@ import math
 import os
 import shlex
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
-from harness.engines.client import HttpClient
+from harness.engines.client import HttpClient, WantedModel
 from harness.engines.counters import CounterNames
 from harness.engines.cpu_clock import CpuReadings
 from harness.engines.process import LOOPBACK, ServerProcess, free_port, on_path
 from harness.engines.protocol import (
     Asked,
     Completion,
+    Engine,
     RefusedError,
     RequestFailedError,
-    ServedRecord,
     Server,
     ServerDiedError,
 )
@@ -58,7 +58,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """The answer of a server with its times; see `protocol.Completion`."""
 
     body: Any
@@ -76,7 +76,6 @@ class Interface:
         probe: a path, and the field of its answer by which the kind is recognised.
         version: a path, and the field with the engine's version.
         path: of completions.
-        ids: the field of an answer that has the token ids.
         body: makes the body of a request for token ids.
         parse: reads an answer; raises LookupError, TypeError, ValueError or AttributeError.
         counters: the names of its counters over all requests.
@@ -88,9 +87,8 @@ class Interface:
     probe: tuple[str, str]
     version: tuple[str, str]
     path: str
-    ids: str
     body: Callable[[Asked], dict[str, Any]]
-    parse: Callable[[Mapping[str, Any]], ServedRecord]
+    parse: Callable[[Mapping[str, Any]], Completion]
     counters: CounterNames
     names_model: bool = False
     drafts: Callable[[HttpClient], bool] = lambda _: False
@@ -118,7 +116,7 @@ class CardMemory:
 
 
 @dataclass(frozen=True)
-class StartedEngine(ABC):
+class StartedEngine(Engine):
     """A pair whose servers are started on this machine, each at one K.
 
     Attributes:
@@ -132,6 +130,8 @@ class StartedEngine(ABC):
         timeout_factor: multiplies the time limits of requests.
         varying: how the K of a server changes while it serves; it is then started at the largest.
         schedule: K by the number of requests, as (lowest, highest, K).
+        dtype: of both models' weights and caches, for an engine that is told; with `auto` vLLM and
+            SGLang serve a float32 checkpoint in 16 bits.
     """
 
     spec: ClassVar[EngineSpec]
@@ -159,6 +159,7 @@ class StartedEngine(ABC):
     timeout_factor: float = 1.0
     varying: Varying = ""
     schedule: tuple[tuple[int, int, int], ...] = ()
+    dtype: str = "auto"
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
         """Start a server that drafts k tokens per round, and wait until it answers."""
@@ -184,7 +185,7 @@ class StartedEngine(ABC):
             raise
 
     def command(self, k: int) -> ServerCommand:
-        """The command that starts a server at K; see `protocol.StartableEngine`."""
+        """The command that starts a server at K; see `protocol.Engine`."""
         variables, flags = self._own_variables(), self.flags(k)
         served = [*_without(replace(self, more_flags=()).flags(k), self.measuring)]
         return ServerCommand(
@@ -279,7 +280,7 @@ class StartedEngine(ABC):
 
 
 @dataclass(frozen=True)
-class AttachedEngine:
+class AttachedEngine(Engine):
     """Servers that the user runs: one for plain decoding, and one for each K.
 
     Attributes:
@@ -293,14 +294,14 @@ class AttachedEngine:
     server: "Callable[[Running, int], HttpServer]"
     key: str | None = field(default=None, repr=False)
     timeout_factor: float = 1.0
+    wanted: WantedModel | None = None
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
-        """Attach to the server of this K."""
-        if k not in self.urls:
-            raise UserError(f"url: no server for k={k}; there are {sorted(self.urls)}")
-        if synthetic is not None:
-            raise UserError(f"url={self.urls[k]}: acceptance is fixed when a server starts")
-        client = HttpClient(self.urls[k], self.key, timeout_factor=self.timeout_factor)
+        """Attach to the server of this K, whose acceptance is fixed."""
+        assert synthetic is None
+        client = HttpClient(
+            self.urls[k], self.key, timeout_factor=self.timeout_factor, wanted=self.wanted
+        )
         return self.server(Running(client), k)
 
 
@@ -324,7 +325,10 @@ class HttpServer(Server):
         self.named: Mapping[str, Any] = {}
 
     def generate(self, asked: Asked) -> Completion:
-        """Complete a prompt; temporary failures are repeated. See `protocol.Server`."""
+        """Complete a prompt; temporary failures are repeated. See `protocol.Server`.
+
+        Errors have the server's name, and the end of its log if it was started here.
+        """
         with self._lock:
             self._in_flight += 1
             queued = max(1.0, self._in_flight / SIDE_BY_SIDE)
@@ -332,8 +336,12 @@ class HttpServer(Server):
             queued = asked.turn.servers
         deadline_s = queued * self._client.deadline_s(len(asked.prompt), asked.budget)
         try:
-            with self._named_in_errors():
-                done, times = self._client.repeated(lambda: self._complete(asked, deadline_s))
+            done, times = self._client.repeated(lambda: self._complete(asked, deadline_s))
+        except (ServerDiedError, RequestFailedError) as error:
+            died = self._process is not None and isinstance(error, ServerDiedError)
+            words = f"; {self._process.last_words()}" if died and self._process else ""
+            error.args = (f"{self._title}: {error}{words}",)
+            raise
         finally:
             with self._lock:
                 self._in_flight -= 1
@@ -370,18 +378,19 @@ class HttpServer(Server):
         *,
         decode_cpu: bool = False,
         turn: Turn | None = None,
-    ) -> Answer:
+    ) -> TimedAnswer:
         """The answer to a request, timed; `decode_cpu` and `turn` as in `Asked`."""
         readings = CpuReadings(self.cpu_s) if decode_cpu and self._alone else None
-        cpu, begin = self._request_cpu_s(), perf_counter()
+        before, begin = self.cpu_s() if self._alone else None, perf_counter()
         with nullcontext() if readings is None else readings:
             if turn is None:
                 answer = self._client.post(path, body, deadline_s)
             else:
                 answer = self.streamed(path, body, deadline_s, turn)
-        request_s, after = perf_counter() - begin, self._request_cpu_s()
-        cpu_s = None if cpu is None or after is None else after - cpu
-        return Answer(answer, request_s, cpu_s, readings, turn)
+        request_s = perf_counter() - begin
+        after = None if before is None else self.cpu_s()
+        cpu_s = None if before is None or after is None else after - before
+        return TimedAnswer(answer, request_s, cpu_s, readings, turn)
 
     def streamed(self, path: str, body: Mapping[str, Any], deadline_s: float, turn: Turn) -> Any:
         """The whole answer to a streamed request; `turn` is notified of its tokens."""
@@ -424,34 +433,32 @@ class HttpServer(Server):
         if self.k and drafted == 0 and tokens > 2 and not self.facts.drafts_fewer:
             raise UserError(f"{self.where}: it drafted nothing; k={self.k} needs {needs}")
 
-    def completion(self, answer: Answer, record: ServedRecord) -> Completion:
-        """The result of a request, without counts of rounds for plain decoding."""
+    def completion(self, answer: TimedAnswer, record: Completion) -> Completion:
+        """The record of an answer with its times, without counts of rounds for plain decoding."""
         request_s, prefill_s, decode_s = answer.request_s, record.prefill_s, record.decode_s
         if answer.turn is not None and prefill_s is not None and decode_s is not None:
             prefill_s -= answer.turn.prefill_paused_s
             decode_s = answer.turn.running_s(decode_s)
             request_s -= answer.turn.paused_s
-        return Completion(
-            tokens=record.tokens or (),
+        readings = answer.readings
+        of_rounds = () if self.k else ("rounds", "drafted", "accepted", "accepted_lengths", "steps")
+        return replace(
+            record,
             stop_reason=record.stop_reason or "budget",
             request_s=request_s,
-            rounds=record.rounds if self.k else None,
-            drafted=record.drafted if self.k else None,
-            accepted=record.accepted if self.k else None,
             prefill_s=prefill_s,
             decode_s=decode_s,
             cpu_s=answer.cpu_s,
-            decode_cpu_s=answer.readings
-            and answer.readings.decode_s(record.prefill_s, record.decode_s),
-            steps=record.steps if self.k else None,
-            likeliest=record.likeliest,
+            decode_cpu_s=readings and readings.decode_s(record.prefill_s, record.decode_s),
+            counted=None,  # its ids are counted
+            **dict.fromkeys(of_rounds),
         )
 
     @property
     def model_name(self) -> str | None:
         """The name of the served model; see `protocol.Server`."""
         try:
-            return only_model(self._client)
+            return served_model(self._client)
         except (ServerDiedError, RequestFailedError) as error:
             if error.repeatable:  # a temporary failure does not show that there is no name
                 raise
@@ -484,20 +491,6 @@ class HttpServer(Server):
         if self._process is not None:
             self._process.stop()
 
-    @contextmanager
-    def _named_in_errors(self) -> Iterator[None]:
-        """Add the server's name to errors, and the end of its log if it was started here."""
-        try:
-            yield
-        except (ServerDiedError, RequestFailedError) as error:
-            died = self._process is not None and isinstance(error, ServerDiedError)
-            words = f"; {self._process.last_words()}" if died and self._process else ""
-            error.args = (f"{self._title}: {error}{words}",)
-            raise
-
-    def _request_cpu_s(self) -> float | None:
-        return self.cpu_s() if self._alone else None
-
 
 def _line(variables: Mapping[str, str], program: Sequence[str], flags: Sequence[str]) -> str:
     assigned = (f"{name}={shlex.quote(value)}" for name, value in variables.items())
@@ -522,10 +515,10 @@ def field_of(answer: Any, field: str, where: str, expected: str) -> Any:
     return answer[field]
 
 
-def only_model(client: HttpClient) -> str:
-    """The name of the first model of an OpenAI-compatible server."""
+def served_model(client: HttpClient) -> str:
+    """The name of the model to ask of an OpenAI-compatible server; see `WantedModel`."""
     where = client.where
     listed = field_of(client.stated(MODELS), "data", where, "an OpenAI-compatible server")
     if not listed:
         raise UserError(f"{where}: it serves no model")
-    return str(listed[0]["id"])
+    return client.wanted.among(listed, where)

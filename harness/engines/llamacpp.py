@@ -25,29 +25,27 @@ Facts from tools/server of the release (build 11549), also tried with a server:
   (`draft-dspark`) K, or K + 1 where the first position of its block does not draft.
 """
 
-import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module, metadata
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from harness import PACKAGE
 from harness.config import ModelConf, ServerConfig
-from harness.engines.adapters import Adapter, ToServe, kind_of, rule_of, started_with
+from harness.engines.adapters import Adapter, ToServe, rule_of, served_kind, started_with
 from harness.engines.counters import CounterNames, Samples
 from harness.engines.http_server import (
-    Answer,
     HttpServer,
     Interface,
     Running,
     StartedEngine,
+    TimedAnswer,
     field_of,
 )
 from harness.engines.process import ServerProcess
@@ -59,7 +57,6 @@ from harness.engines.protocol import (
     Likeliest,
     RefusedError,
     RequestFailedError,
-    ServedRecord,
     TokensLostError,
     seconds,
     token_ids,
@@ -86,10 +83,6 @@ SERVER = "llama.cpp's server, build 11368 or later"
 ABOUT = ("/props", "build_info")
 # The status of a request that is longer than the context
 BAD_REQUEST = 400
-# The prefix of the wheel's names of kinds of draft
-ENUM = "COMMON_SPECULATIVE_TYPE_"
-# Seconds within which a binary must print its help
-HELP_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -103,13 +96,6 @@ class LlamaCpp(StartedEngine):
         ("--ctx-size", "--parallel", "--threads", "--spec-draft-threads", "--metrics")
     )
     variables = ("LLAMA_ARG_", "GGML_")
-
-    def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
-        """Start a server that drafts k tokens per round, and wait until it answers."""
-        for key, file in (("model", self.target), ("draft", self.draft if k else None)):
-            if file is not None and not Path(file).is_file():
-                raise UserError(f"{key}.gguf={file}: no such file")
-        return super().open(k, synthetic)
 
     def program(self) -> list[str]:
         """The program of the server: a binary on PATH, else the wheel."""
@@ -229,7 +215,7 @@ class LlamaCppServer(HttpServer):
         counted = Samples.of(page).sums.get(COUNTERS.rounds)
         return None if counted is None else int(counted)
 
-    def _completion(self, answer: Answer, asked: Asked, *, drafts: int | None) -> Completion:
+    def _completion(self, answer: TimedAnswer, asked: Asked, *, drafts: int | None) -> Completion:
         where, budget = self.where, asked.budget
         for name in ("tokens", "timings"):
             field_of(answer.body, name, where, SERVER)
@@ -260,7 +246,7 @@ class LlamaCppServer(HttpServer):
         return self.completion(answer, counted)
 
 
-def parse(answer: Mapping[str, Any]) -> ServedRecord:
+def parse(answer: Mapping[str, Any]) -> Completion:
     """The record of an answer of `/completion` or of an OpenAI-compatible path.
 
     Raises:
@@ -271,9 +257,9 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
     drafted = timings.get("draft_n")
     tokens = token_ids(answer.get("tokens"))
     entries = answer.get("completion_probabilities") or ()
-    return ServedRecord(
+    return Completion(
         engine="llamacpp",
-        returned=int(timings["predicted_n"]),
+        counted=int(timings["predicted_n"]),
         k=None if drafted else 0,
         drafted=drafted,
         accepted=timings.get("draft_n_accepted"),
@@ -283,7 +269,7 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
         tokens=tokens,
         text=answer.get("content"),
         logprobs=tuple(entry.get("logprob") for entry in entries),
-        likeliest=_likeliest(tokens or (), entries),
+        likeliest=_likeliest(tokens, entries),
         truncated=bool(answer.get("truncated")),
         model=answer.get("model"),
         temperature=(answer.get("generation_settings") or {}).get("temperature"),
@@ -352,9 +338,7 @@ def request_body(asked: Asked) -> dict[str, Any]:
     }
 
 
-INTERFACE = Interface(
-    "llamacpp", ABOUT, ABOUT, "/completion", "tokens", request_body, parse, COUNTERS
-)
+INTERFACE = Interface("llamacpp", ABOUT, ABOUT, "/completion", request_body, parse, COUNTERS)
 
 
 def _version(build: str, process: ServerProcess | None) -> str:
@@ -373,7 +357,7 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(
         spec,
         attach=lambda config, _: partial(
-            LlamaCppServer, rule=rule_of(config), kind=kind_of(config)
+            LlamaCppServer, rule=rule_of(config), kind=served_kind(config)
         ),
         start=_started,
         start_draft=_started_draft,
@@ -402,7 +386,7 @@ def _started_draft(serve: ToServe) -> LlamaCpp | None:
 
 
 def _check(config: ServerConfig) -> None:
-    """Refuse a missing GGUF file, a missing llama-server, or one without the kind of draft."""
+    """Refuse a missing GGUF file or a missing llama-server, and blocks that it does not fill."""
     models: list[ModelConf] = [config.model]
     kind = config.draft.kind
     if not config.draft.spec.looks_up:
@@ -422,28 +406,7 @@ def _check(config: ServerConfig) -> None:
             )
     for conf in models:
         _file_of(conf)
-    _check_build(kind, f"draft={config.draft.name}")
-
-
-def _check_build(kind: DraftKind, where: str) -> None:
-    """Refuse a build without this kind of draft; a build that does not list its kinds is tried."""
-    start, wanted = program(), SPEC_TYPES.get(kind)
-    if len(start) == 1:
-        help_text = subprocess.run(
-            [*start, "--help"], capture_output=True, text=True, timeout=HELP_S, check=False
-        ).stdout
-        listed = re.search(r"--spec-type\s+(\S+)", help_text)
-        names = set(re.findall(r"[a-z0-9-]+", listed[1])) if listed else set[str]()
-    else:
-        enum = vars(import_module(SPEC.wheel).common_speculative_type)
-        values = (name.removeprefix(ENUM) for name in enum if name.startswith(ENUM))
-        names = {name.lower().replace("_", "-") for name in values}
-    has = sorted(name for name in names if name.startswith(("draft", "ngram")))
-    if has and wanted is not None and wanted not in has:
-        raise UserError(
-            f"{where}: {start[0]} is a build without --spec-type {wanted}; it has"
-            f" {', '.join(has)}: take a newer one"
-        )
+    program()  # raises without one
 
 
 def _file_of(conf: ModelConf) -> Path:

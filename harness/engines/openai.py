@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter
-from harness.engines.http_server import MODELS, HttpServer, Running, field_of, only_model
+from harness.engines.http_server import MODELS, HttpServer, Running, field_of, served_model
 from harness.engines.protocol import STOP_REASONS, Asked, Completion, EngineFacts
 from harness.records import UserError
 from harness.serving.engines import OPENAI
@@ -31,7 +31,7 @@ class OpenAiServer(HttpServer):
         if spec.completions.one_model:
             running.client.stated(MODELS)  # raises where the server does not answer
         else:
-            self.named = {"model": only_model(running.client)}
+            self.named = {"model": served_model(running.client)}
 
     @cached_property
     def _prefix(self) -> tuple[int, ...]:

@@ -16,16 +16,15 @@ from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.protocols import CausalModel, Drafter, Generation, uniforms_needed
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.engines.adapters import Adapter, ToServe
-from harness.engines.protocol import Asked, Completion, EngineFacts, Server
+from harness.engines.protocol import Asked, Completion, Engine, EngineFacts, Server
 from harness.records import Rule
-from harness.serving.drafts import DRAFTS
 from harness.serving.engines import OWN
 from harness.serving.spec import EngineSpec
 from harness.theory.acceptance import conditional
 
 
 @dataclass(frozen=True)
-class OwnLoop:
+class OwnLoop(Engine):
     """A loaded target, with the drafter of its pair.
 
     Attributes:
@@ -45,12 +44,6 @@ class OwnLoop:
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "OwnServer":
         """The loop at one K."""
         return OwnServer(self, k, None if synthetic is None else conditional(synthetic))
-
-    def command(self, _: int) -> None:
-        """None: no server is started."""
-
-    def log(self, _: int, __: Sequence[float] | None = None) -> None:
-        """None: no server is started."""
 
 
 class OwnServer(Server):
@@ -115,17 +108,9 @@ class OwnServer(Server):
 
 def adapter(spec: EngineSpec) -> Adapter:
     """The adapter of the harness's loop."""
-    return Adapter(spec, start=_started)
+    return Adapter(spec, start=_loaded)
 
 
-def _started(serve: ToServe) -> OwnLoop:
-    pair = serve.pair
-    assert pair is not None  # refused with score=false
-    return OwnLoop(
-        pair.target_model,
-        pair.drafter,
-        pair.target.eos,
-        serve.rule,
-        pair.now,
-        drafts_fewer=DRAFTS[serve.kind].looks_up,
-    )
+def _loaded(serve: ToServe) -> OwnLoop:
+    assert serve.loop is not None  # refused with score=false
+    return serve.loop

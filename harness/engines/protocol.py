@@ -5,11 +5,12 @@ side by side to compare K. Prompts and texts are token ids, because a text that 
 have other tokens.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.turns import Turn
@@ -132,48 +133,9 @@ class Asked(NamedTuple):
     turn: Turn | None = None
 
 
-@dataclass(frozen=True)
-class ServedRecord:
-    """The record of one request from an engine's answer; None for values it does not report.
-
-    Attributes:
-        returned: number of tokens of the answer.
-        k: the server's K; 0 for plain decoding.
-        rounds, drafted, accepted: as the engine counts them.
-        accepted_lengths: rounds that accepted exactly 0, 1, ... tokens.
-        steps: each of the rounds.
-        prefill_s, decode_s: until the first token, and from there to the last.
-        tokens, text: of the answer.
-        logprobs: of the tokens; empty where they were not requested.
-        likeliest: as in `Completion`.
-        truncated: whether the server's context was too small for the request.
-        model, prompt: their names.
-    """
-
-    engine: str
-    returned: int = 0
-    k: int | None = None
-    rounds: int | None = None
-    drafted: int | None = None
-    accepted: int | None = None
-    accepted_lengths: tuple[int, ...] | None = None
-    steps: tuple[Round, ...] | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
-    stop_reason: StopReason | None = None
-    tokens: tuple[int, ...] | None = None
-    text: str | None = None
-    logprobs: tuple[float, ...] = ()
-    likeliest: Likeliest = ()
-    truncated: bool = False
-    model: str | None = None
-    prompt: str | None = None
-    temperature: float | None = None
-
-
-def token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
-    """The token ids of an answer; None where it has none."""
-    return None if ids is None else tuple(int(token) for token in ids)
+def token_ids(ids: Sequence[int] | None) -> tuple[int, ...]:
+    """The token ids of an answer; empty where it has none."""
+    return tuple(int(token) for token in ids or ())
 
 
 def seconds(ms: float | None) -> float | None:
@@ -183,16 +145,18 @@ def seconds(ms: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of one request.
+    """The result of one request, from the answer of a server or of the harness's loop.
 
     Attributes:
         tokens: the returned ids, in order; an end-of-text token is the last one. Where an engine
             returns only a text, its ids by the target's tokenizer.
-        stop_reason: why the text ends.
-        request_s: from sending the request to the whole answer, on the client's clock.
+        stop_reason: why the text ends; None where a stored answer does not tell.
+        request_s: from sending the request to the whole answer, on the client's clock; nan for a
+            stored answer.
         rounds: draft-verify cycles, including plain steps of a speculating server; None on a plain
             server, and where the engine does not report them.
         drafted, accepted: tokens over all rounds; None where `rounds` would be.
+        accepted_lengths: rounds that accepted exactly 0, 1, ... tokens.
         prefill_s, decode_s: by the engine's own clock; the token that comes from the prefill is in
             the first. None where the engine does not report them.
         cpu_s: processor time of the server's process during the request, of all threads; None for a
@@ -200,19 +164,25 @@ class Completion:
             varies less than elapsed time.
         decode_cpu_s: the part of cpu_s for decoding, where it was requested and can be read
             (`engines.cpu_clock`).
-        counted: tokens by the engine's own count, where it returns only a text.
+        counted: tokens by the engine's own count, where it returns only a text, or in a stored
+            answer.
         steps: each of the rounds, where the engine reports them.
         likeliest: the log-probabilities of the likeliest tokens at each position, by id; empty
             where they were not requested, or the engine does not report them.
         asked: how often the request was sent; all other values are of the last time.
+        k: the server's K, as its answer tells; 0 for plain decoding.
+        text, logprobs: of the tokens; no log-probabilities where they were not requested.
+        truncated: whether the server's context was too small for the request.
+        engine, model, prompt, temperature: of a stored answer; model and prompt by their names.
     """
 
-    tokens: tuple[int, ...]
-    stop_reason: StopReason
-    request_s: float
+    tokens: tuple[int, ...] = ()
+    stop_reason: StopReason | None = None
+    request_s: float = math.nan
     rounds: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+    accepted_lengths: tuple[int, ...] | None = None
     prefill_s: float | None = None
     decode_s: float | None = None
     cpu_s: float | None = None
@@ -221,6 +191,14 @@ class Completion:
     counted: int | None = None
     likeliest: Likeliest = ()
     asked: int = 1
+    k: int | None = None
+    text: str | None = None
+    logprobs: tuple[float, ...] = ()
+    truncated: bool = False
+    engine: str = ""
+    model: str | None = None
+    prompt: str | None = None
+    temperature: float | None = None
 
     @property
     def returned(self) -> int:
@@ -292,9 +270,10 @@ class Server(ABC):
         self.close()
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """A pair on an engine, which opens servers for plain decoding and for any K."""
 
+    @abstractmethod
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> Server:
         """Start a server, or attach to a running one.
 
@@ -306,20 +285,15 @@ class Engine(Protocol):
         Raises:
             UserError: the server does not start or answer, or has no synthetic acceptance.
         """
-        ...
 
-
-class StartableEngine(Engine, Protocol):
-    """An engine whose servers are started here, or that decodes in this process."""
-
-    def command(self, k: int, /) -> ServerCommand | None:
+    def command(self, k: int) -> ServerCommand | None:  # noqa: ARG002
         """The command that starts the server at K; None where none is started.
 
         It names the program without its path, has the user's environment variables for the engine,
         and leaves out host and port.
         """
-        ...
+        return None
 
-    def log(self, k: int, synthetic: Sequence[float] | None = None, /) -> Path | None:
+    def log(self, k: int, synthetic: Sequence[float] | None = None) -> Path | None:  # noqa: ARG002
         """The log of the server that `open` starts; None where none is started."""
-        ...
+        return None

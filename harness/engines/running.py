@@ -3,9 +3,9 @@
 from time import monotonic
 
 from harness.engines import llamacpp, sglang, vllm
-from harness.engines.client import HttpClient
+from harness.engines.client import HttpClient, WantedModel
 from harness.engines.counters import Samples
-from harness.engines.http_server import only_model
+from harness.engines.http_server import served_model
 from harness.engines.protocol import RefusedError
 from harness.records import Scrape, UserError
 from harness.serving.engines import spec_of
@@ -25,13 +25,13 @@ class CountingServer:
         first: its counters at the begin.
     """
 
-    def __init__(self, url: str, key: str | None = None, named: str = "metrics") -> None:
+    def __init__(self, url: str, key: str | None = None, wanted: WantedModel | None = None) -> None:
         """Attach to the server.
 
         Raises:
             UserError: it is not reachable, of no known engine, or shows no counters.
         """
-        self._client = HttpClient(url.rstrip("/").removesuffix(PAGE), key, named)
+        self._client = HttpClient(url.rstrip("/").removesuffix(PAGE), key, "metrics", wanted=wanted)
         self.where = self._client.where
         samples = self._samples()
         self._begin = monotonic()
@@ -40,11 +40,16 @@ class CountingServer:
             if first is not None:
                 break
         else:
-            raise self._without_counters()
+            starts = ", ".join(
+                f"{spec_of(kind.engine).title} {kind.counters.shown_with}" for kind in KINDS
+            )
+            raise UserError(
+                f"{self.where}: no counters that are known here at {PAGE}; start {starts}"
+            )
         self.first, self.names, self.engine = first, kind.counters, kind.engine
         self.version = kind.version_of(self._client)
         try:
-            self.model = only_model(self._client)
+            self.model = served_model(self._client)
         except UserError:
             self.model = ""
 
@@ -61,23 +66,16 @@ class CountingServer:
         return scrape
 
     def _samples(self) -> Samples:
-        """The samples of the page of counters; empty where the server has no such page."""
+        """The samples of the page of counters; empty where the server has no such page.
+
+        Raises:
+            UserError: counters of several models, and none of them is asked for.
+        """
         try:
-            return Samples.of(str(self._client.stated(PAGE)))
+            samples = Samples.of(str(self._client.stated(PAGE)))
         except RefusedError:
             return Samples(())
-
-    def _without_counters(self) -> UserError:
-        """The error of a server without counters: the flag that shows them, if it is known."""
-        for kind in KINDS:
-            path, field = kind.version
-            if field in self._client.stated_or_empty(path):
-                title = spec_of(kind.engine).title
-                return UserError(
-                    f"{self.where}: {title} shows no counters at {PAGE}; start it"
-                    f" {kind.counters.shown_with}"
-                )
-        titles = ", ".join(spec_of(kind.engine).title for kind in KINDS)
-        return UserError(
-            f"{self.where}: no server whose counters are known here; give that of one of {titles}"
-        )
+        if len(samples.models) < 2:
+            return samples
+        listed = [{"id": name} for name in samples.models]
+        return samples.of_model(self._client.wanted.among(listed, f"{self.where}{PAGE}"))

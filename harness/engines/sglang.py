@@ -37,7 +37,6 @@ from harness.engines.protocol import (
     Asked,
     Completion,
     EngineFacts,
-    ServedRecord,
     token_ids,
 )
 from harness.records import Rule, UserError, Varying
@@ -71,12 +70,7 @@ COUNTERS = CounterNames(
 
 @dataclass(frozen=True)
 class Sglang(StartedEngine):
-    """A pair that SGLang serves on this machine.
-
-    Attributes:
-        dtype: of both models' weights, as SGLang names it; with `auto` a float32 checkpoint is
-            served in 16 bits.
-    """
+    """A pair that SGLang serves on this machine."""
 
     spec = SPEC
     measuring = frozenset(
@@ -86,8 +80,6 @@ class Sglang(StartedEngine):
         )
     )
     variables = ("SGLANG_", "SGL_")
-
-    dtype: str = "auto"
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
         """Start a server; for a schedule, write its file of K by load first."""
@@ -237,7 +229,7 @@ def request_body(asked: Asked) -> dict[str, Any]:
     }
 
 
-def parse(answer: Mapping[str, Any]) -> ServedRecord:
+def parse(answer: Mapping[str, Any]) -> Completion:
     """The record of an answer of `/generate` or of an OpenAI-compatible path.
 
     Raises:
@@ -249,9 +241,9 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
     accepted, lengths = _first(meta, ACCEPTED), _first(meta, LENGTHS)
     kept = sum(kept * count for kept, count in enumerate(lengths or ()))
     logprobs = meta.get("output_token_logprobs") or ()
-    record = ServedRecord(
+    record = Completion(
         engine="sglang",
-        returned=int(meta["completion_tokens"]),
+        counted=int(meta["completion_tokens"]),
         k=0,
         stop_reason=STOP_REASONS.get(str((meta.get("finish_reason") or {}).get("type"))),
         tokens=token_ids(answer.get("output_ids")),
@@ -267,7 +259,7 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
         return record
     return replace(
         record,
-        k=None if drafted is None else math.ceil(drafted / rounds),
+        k=None,  # an adaptive K is not its mean
         rounds=int(rounds),
         drafted=drafted,
         accepted=accepted,
@@ -285,13 +277,9 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(
         spec,
         attach=lambda config, _: partial(SglangServer, rule=rule_of(config)),
-        start=lambda serve: Sglang(
-            *checkpoints(serve), **started_with(serve), dtype=serve.dtype or "auto"
-        ),
+        start=lambda serve: Sglang(*checkpoints(serve), **started_with(serve)),
         check=lambda config: on_path(config.engine),
     )
 
 
-INTERFACE = Interface(
-    "sglang", ABOUT, ABOUT, "/generate", "output_ids", request_body, parse, COUNTERS
-)
+INTERFACE = Interface("sglang", ABOUT, ABOUT, "/generate", request_body, parse, COUNTERS)

@@ -24,7 +24,7 @@ from pathlib import PurePath
 from typing import Any
 
 from harness.engines import llamacpp, sglang, vllm
-from harness.engines.protocol import ServedRecord
+from harness.engines.protocol import Completion
 from harness.records import ServingEngine, Trial, UserError
 from harness.serving.engines import spec_of
 
@@ -35,8 +35,8 @@ FIRST_POSITION = 1
 PROMPT_FIELDS = ("prompt", "messages", "input_ids", "text")
 # The fields of a record that its trial takes over
 OF_TRIAL = (
-    *("rounds", "drafted", "accepted", "accepted_lengths", "prefill_s", "decode_s"),
-    *("stop_reason", "tokens"),
+    *("rounds", "drafted", "accepted", "accepted_lengths"),
+    *("prefill_s", "decode_s", "stop_reason"),
 )
 
 
@@ -53,7 +53,7 @@ class Imported:
 # ---- one entry -----------------------------------------------------------------------------------
 
 
-def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord:
+def record_of(entry: Mapping[str, Any], where: str) -> Completion:
     """The record of one entry; `where` is its file and place, for errors.
 
     Raises:
@@ -87,7 +87,6 @@ def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord:
     sampling = request.get("sampling_params") or request
     return replace(
         record,
-        tokens=record.tokens or None,
         prompt=record.prompt or _prompt_name(request, choice),
         temperature=sampling.get("temperature", record.temperature),
     )
@@ -152,14 +151,14 @@ def _prompt_name(request: Mapping[str, Any], choice: Mapping[str, Any]) -> str |
     return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _record_of_counts(entry: Mapping[str, Any]) -> ServedRecord:
+def _record_of_counts(entry: Mapping[str, Any]) -> Completion:
     """The record of a request of which only the tokens accepted in each round are known."""
     counts = vllm.counts({"num_spec_tokens": entry.get("k"), **entry})
     if entry.get("k") is None and not entry.get("per_step_drafted"):
         counts |= {"k": None, "drafted": None}  # K cannot be inferred: no round may have accepted K
-    return ServedRecord(
+    return Completion(
         engine=str(entry.get("engine") or "vllm"),
-        returned=FIRST_POSITION + counts["rounds"] + counts["accepted"],
+        counted=FIRST_POSITION + counts["rounds"] + counts["accepted"],
         model=entry.get("model"),
         prompt=entry.get("prompt"),
         temperature=entry.get("temperature"),
@@ -171,7 +170,7 @@ def _record_of_counts(entry: Mapping[str, Any]) -> ServedRecord:
 
 
 def imported(
-    files: Mapping[str, Sequence[ServedRecord]],
+    files: Mapping[str, Sequence[Completion]],
     ks: Sequence[int] | None,
     temperature: float | None,
 ) -> Imported:
@@ -234,15 +233,16 @@ def _common(what: str, values: set[Any]) -> Any:
     return next(iter(values))
 
 
-def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
+def _k_of(file: str, records: Sequence[Completion], given: int | None) -> int:
     stated = {record.k for record in records if record.k is not None}
-    inferred = [
-        math.ceil(record.drafted / rounds)
+    sums = [
+        (record.drafted, rounds)
         for record in records
-        if record.k is None and record.drafted and (rounds := _rounds_at_budget(record))
+        if record.k is None and record.drafted and (rounds := _rounds(record))
     ]
+    inferred = [math.ceil(drafted / rounds) for drafted, rounds in sums]
     if given is not None:
-        # The last drafts of a text may be shortened, so an inferred K is a lower bound
+        # Drafts may end early, so an inferred K is a lower bound
         least = [*inferred, *(len(r.accepted_lengths or (0,)) - 1 for r in records if r.k is None)]
         contradicted = (stated - {0, given}) | {k for k in least if k > given}
         if not given and any(record.drafted for record in records):
@@ -254,7 +254,18 @@ def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
                 " the K of each file in their order, or leave k= out"
             )
         return given
-    stated |= {max(inferred)} if inferred else set()
+    if inferred:
+        k = max(inferred)
+        # A text's budget shortens its last drafts, to K - 1 tokens at most and each by one more
+        if any(k * rounds - drafted > k * (k - 1) // 2 for drafted, rounds in sums):
+            means = [drafted / rounds for drafted, rounds in sums]
+            raise UserError(
+                f"{file}: K is not known: its rounds drafted {min(means):.1f} to"
+                f" {max(means):.1f} tokens in the mean of a request, so drafts ended early (a"
+                " threshold, a look-up, an adaptive K); give k=[...], what the server drafts at"
+                " most, one of each file"
+            )
+        stated |= {k}
     # A request that is too short for a draft looks like plain decoding
     drafting = stated - {0}
     if len(drafting) > 1 or (not stated and records):
@@ -263,14 +274,19 @@ def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
     return max(stated, default=0)
 
 
-def _rounds_at_budget(record: ServedRecord) -> int | None:
-    """The rounds of a request that ended at its budget: each emits one token of the target's."""
+def _rounds(record: Completion) -> int | None:
+    """The rounds of a request: as counted, or those of one that ended at its budget.
+
+    There each round emits one token of the target's.
+    """
+    if record.rounds:
+        return record.rounds
     if record.stop_reason != "budget" or record.accepted is None:
         return None
     return record.returned - FIRST_POSITION - record.accepted
 
 
-def _counted(record: ServedRecord, k: int) -> ServedRecord:
+def _counted(record: Completion, k: int) -> Completion:
     """A record with the number of rounds, where it follows from the other counts.
 
     In a text that ended early, no draft is assumed to be shortened.
@@ -284,7 +300,7 @@ def _counted(record: ServedRecord, k: int) -> ServedRecord:
         return replace(record, drafted=k * record.rounds, accepted_lengths=lengths)
     if record.rounds is not None or record.drafted is None or record.accepted is None:
         return record
-    rounds = _rounds_at_budget(record)
+    rounds = _rounds(record)
     if rounds is None:
         own = record.returned - FIRST_POSITION - record.accepted
         rounds = llamacpp.rounds_at_eos(own, record.drafted, k, left=k, drafts=None)
@@ -292,7 +308,7 @@ def _counted(record: ServedRecord, k: int) -> ServedRecord:
 
 
 def _trials(
-    file: str, records: Sequence[ServedRecord], k: int, temperature: float
+    file: str, records: Sequence[Completion], k: int, temperature: float
 ) -> Iterator[Trial]:
     seen = Counter[str]()
     for place, record in enumerate(records, start=1):
@@ -311,5 +327,6 @@ def _trials(
             model=record.model,
             new_tokens=max(0, record.returned - FIRST_POSITION),
             first_token_s=None if record.prefill_s is None else 0.0,
+            tokens=record.tokens or None,
             **{name: getattr(record, name) for name in OF_TRIAL},
         )

@@ -27,12 +27,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from harness.config import ServerConfig
-from harness.engines.adapters import Adapter, checkpoints, kind_of, rule_of, started_with
+from harness.engines.adapters import Adapter, checkpoints, rule_of, served_kind, started_with
 from harness.engines.client import HttpClient
 from harness.engines.counters import CounterNames, Samples
 from harness.engines.http_server import (
@@ -43,7 +41,7 @@ from harness.engines.http_server import (
     Running,
     StartedEngine,
     field_of,
-    only_model,
+    served_model,
 )
 from harness.engines.process import LOOPBACK, on_path
 from harness.engines.protocol import (
@@ -52,7 +50,6 @@ from harness.engines.protocol import (
     Completion,
     EngineFacts,
     RefusedError,
-    ServedRecord,
     seconds,
     token_ids,
 )
@@ -93,11 +90,7 @@ COUNTED_WITHIN_S, COUNTED_POLL_S = 1.0, 0.01
 
 @dataclass(frozen=True)
 class Vllm(StartedEngine):
-    """A pair that vLLM serves on this machine.
-
-    Attributes:
-        dtype: of both models' weights and caches, as vLLM names it.
-    """
+    """A pair that vLLM serves on this machine."""
 
     spec = SPEC
     measuring = frozenset(
@@ -109,16 +102,22 @@ class Vllm(StartedEngine):
     )
     variables = ("VLLM_",)
 
-    dtype: str = "auto"
-
     def environment(self, synthetic: Sequence[float] | None = None) -> Mapping[str, str]:  # noqa: ARG002
         """The variables for its threads, the address between its processes, and the model runner.
 
         Only the V2 runner has block verification. By default vLLM falls back to V1 where V2 lacks a
         feature, and V1 would ignore the rule.
         """
-        runner = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if self.rule == "block" else {}
-        return {"VLLM_HOST_IP": LOOPBACK, **runner, **self._threads()}
+        variables = {"VLLM_HOST_IP": LOOPBACK}
+        if self.rule == "block":
+            variables["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        if self.threads is not None:
+            variables["OMP_NUM_THREADS"] = str(self.threads)
+            # By default vLLM binds its threads to cores, and every server to the same ones
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+            if looks_up(self.kind):  # its own threads wait for each other on a busy machine
+                variables["NUMBA_NUM_THREADS"] = str(self.threads)
+        return variables
 
     def server(self, running: Running, k: int) -> "VllmServer":
         """The client of a server that answers."""
@@ -170,15 +169,6 @@ class Vllm(StartedEngine):
         """
         return room / memory.total
 
-    def _threads(self) -> dict[str, str]:
-        if self.threads is None:
-            return {}
-        # By default vLLM binds its threads to cores, and every server to the same ones
-        threads = {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        # The look-up has its own threads, which on a busy machine wait for each other for seconds
-        numba = {"NUMBA_NUM_THREADS": str(self.threads)} if looks_up(self.kind) else {}
-        return threads | numba
-
 
 class VllmServer(HttpServer):
     """One running server of vLLM."""
@@ -203,7 +193,7 @@ class VllmServer(HttpServer):
         lookup = looks_up(kind)
         self.facts = EngineFacts(SPEC, version, rule, drafts_fewer=lookup or bool(varying))
         # A server may have adapters besides its model
-        self.named, self._varying = {"model": only_model(running.client)}, varying
+        self.named, self._varying = {"model": served_model(running.client)}, varying
         # Whether answers have times and counts, as the first answer shows
         self._answers_complete = False
         # Whether rounds are taken from /metrics, since answers do not have rounds without drafts
@@ -292,7 +282,7 @@ def request_body(asked: Asked) -> dict[str, Any]:
     }
 
 
-def parse(answer: Mapping[str, Any]) -> ServedRecord:
+def parse(answer: Mapping[str, Any]) -> Completion:
     """The record of an answer.
 
     Raises:
@@ -303,9 +293,9 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
     metrics, usage = answer.get("metrics") or {}, answer.get("usage")
     tokens, spec_metrics = token_ids(choice.get("token_ids")), metrics.get("speculative_decoding")
     counted = counts(spec_metrics)
-    return ServedRecord(
+    return Completion(
         engine="vllm",
-        returned=len(tokens or ()) if usage is None else int(usage["completion_tokens"]),
+        counted=None if usage is None else int(usage["completion_tokens"]),
         steps=rounds_of(tokens, spec_metrics) if tokens and spec_metrics is not None else None,
         prefill_s=seconds(metrics.get("time_to_first_token_ms")),
         decode_s=seconds(metrics.get("generation_time_ms")),
@@ -397,7 +387,7 @@ def drafts(client: HttpClient) -> bool:
         return False
 
 
-def _with_sums(record: ServedRecord, sums: Mapping[str, float]) -> ServedRecord:
+def _with_sums(record: Completion, sums: Mapping[str, float]) -> Completion:
     """A record completed from `/metrics`; zero rounds where the server does not draft."""
     if record.rounds is None:
         names = (DRAFT_ROUNDS, DRAFTED, ACCEPTED)
@@ -408,36 +398,15 @@ def _with_sums(record: ServedRecord, sums: Mapping[str, float]) -> ServedRecord:
     return record
 
 
-def check_build(config: ServerConfig) -> None:
-    """Refuse features that the build of vLLM on PATH lacks; vLLM would fail only after minutes."""
-    program = Path(on_path(config.engine)).resolve()
-    # The package's metadata is in lib/python*/site-packages next to bin/vllm
-    packages = program.parent.parent.glob("lib/python*/site-packages/vllm-*.dist-info")
-    for_cpus = next((each.name for each in packages if "+cpu" in each.name), None)
-    key, needs = "", "vLLM's V2 model runner"
-    if config.decode.rule == "block":
-        key = "decode.rule=block"
-    if kind_of(config) == "dspark":
-        key = f"draft={config.draft.name}"
-    if "adaptive" in config.varying:
-        key, needs = "k=adaptive", f"full CUDA graphs ({ADAPTIVE})"
-    if for_cpus is not None and key:
-        version = for_cpus.removeprefix("vllm-").removesuffix(".dist-info")
-        raise UserError(
-            f"{key}: needs {needs}, which builds for CUDA have (`pip install {SPEC.rented}`, where"
-            f" there is a card); vLLM {version} on PATH is a build for CPUs"
-        )
-
-
 def adapter(spec: EngineSpec) -> Adapter:
     """The adapter of vLLM."""
     return Adapter(
         spec,
-        attach=lambda config, _: partial(VllmServer, rule=rule_of(config), kind=kind_of(config)),
-        start=lambda serve: Vllm(
-            *checkpoints(serve), **started_with(serve), dtype=serve.dtype or "auto"
+        attach=lambda config, _: partial(
+            VllmServer, rule=rule_of(config), kind=served_kind(config)
         ),
-        check=check_build,
+        start=lambda serve: Vllm(*checkpoints(serve), **started_with(serve)),
+        check=lambda config: on_path(config.engine),
     )
 
 
@@ -446,7 +415,6 @@ INTERFACE = Interface(
     probe=(MODELS, "data"),
     version=ABOUT,
     path="/v1/completions",
-    ids="token_ids",
     body=request_body,
     parse=parse,
     counters=COUNTERS,

@@ -17,9 +17,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.client import HttpClient
-from harness.engines.http_server import Interface, only_model
-from harness.engines.protocol import ServedRecord
+from harness.engines.client import HttpClient, WantedModel
+from harness.engines.http_server import Interface, served_model
+from harness.engines.protocol import Completion
 from harness.engines.running import KINDS
 from harness.measurement.generations import Request, stop_reason
 from harness.measurement.target_texts import GeneratedText
@@ -55,13 +55,21 @@ def refuse_sampling(sampling: SamplingParameters) -> None:
 class TextServer:
     """A server with a model that completes prompts, returning token ids."""
 
-    def __init__(self, url: str, key: str | None = None, timeout_factor: float = 1.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        timeout_factor: float = 1.0,
+        wanted: WantedModel | None = None,
+    ) -> None:
         """Attach to it and find out what it is.
 
         Raises:
             UserError: not reachable, or no server that returns token ids.
         """
-        self._client = HttpClient(url, key, "texts_from", timeout_factor=timeout_factor)
+        self._client = HttpClient(
+            url, key, "texts_from", timeout_factor=timeout_factor, wanted=wanted
+        )
         self._kind = self._recognised()
         self.engine = self._kind.engine
         self._compared = False
@@ -85,8 +93,6 @@ class TextServer:
         wanted = not request.sampling.greedy
         answer, _ = self._client.repeated(lambda: self._ask(request, wanted))
         where = self._client.where
-        if answer.tokens is None:
-            raise UserError(f"{where}: its answer has no {self._kind.ids!r}; texts need token ids")
         if answer.truncated:
             raise UserError(f"{where}: its context is too small for prompt and new_tokens")
         if answer.k != 0 or self._kind.drafts(self._client):
@@ -95,7 +101,7 @@ class TextServer:
                 " as it is lossless; give a server that decodes plainly"
             )
         if not answer.tokens:
-            raise UserError(f"{where}: an answer without tokens")
+            raise UserError(f"{where}: its answer has no token ids, which texts need")
         if wanted and len(answer.logprobs) != len(answer.tokens):
             raise UserError(
                 f"{where}: {len(answer.logprobs)} log-probabilities of {len(answer.tokens)} tokens;"
@@ -109,12 +115,12 @@ class TextServer:
             logprobs=tuple(map(float, answer.logprobs)) if wanted else None,
         )
 
-    def _ask(self, request: Request, logprobs: bool) -> ServedRecord:
+    def _ask(self, request: Request, logprobs: bool) -> Completion:
         client, kind = self._client, self._kind
         seed = _seed(request)
         body = kind.body(request.asked._replace(seed=seed, logprobs=int(logprobs)))
         if kind.names_model:
-            body["model"] = only_model(client)
+            body["model"] = served_model(client)
         deadline_s = client.deadline_s(len(request.tokens), request.budget)
         answer = client.post(kind.path, body, deadline_s)
         try:

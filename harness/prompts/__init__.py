@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ def load(config: PromptsConf) -> tuple[Prompt, ...]:
     Raises:
         UserError: an unknown set, a source that cannot be read, or an entry that is not a prompt.
     """
-    sets = _sets(config)
-    return tuple(prompt for each in sets.values() for prompt in each.used)
+    sets = _sets(config).values()
+    return tuple(prompt for prompts, limit in sets for prompt in spread(prompts, limit))
 
 
 def available(config: PromptsConf) -> dict[str, int]:
@@ -44,7 +44,7 @@ def available(config: PromptsConf) -> dict[str, int]:
     sample = log_sample(config)
     if sample is not None:
         return dict(sample.sizes)
-    return {name: len(each.prompts) for name, each in _sets(config).items()}
+    return {name: len(prompts) for name, (prompts, _) in _sets(config).items()}
 
 
 def log_sample(config: PromptsConf) -> LogSample | None:
@@ -61,16 +61,8 @@ def _sample(file: Path, size: int, _: tuple[int, int] | None) -> LogSample:
     return RequestLog(file).sample(size, SAMPLE_SEED)
 
 
-@dataclass(frozen=True)
-class _Set:
-    """A prompt set, and the number of prompts to use at most; None: all."""
-
-    prompts: Sequence[Prompt]
-    limit: int | None
-
-    @property
-    def used(self) -> tuple[Prompt, ...]:
-        return spread(self.prompts, self.limit)
+# The prompts of a set, and how many of them are used at most; None: all
+_Set = tuple[Sequence[Prompt], int | None]
 
 
 def _sets(config: PromptsConf) -> dict[str, _Set]:
@@ -122,7 +114,7 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
             raise UserError(f"prompts.weights: no weight for prompt set {name!r}; add one")
     whole = set[str]() if config.limit_files is not False else of_files
     return {
-        name: _Set(group, None if {name, name.removesuffix(THINKING)} & whole else config.limit)
+        name: (group, None if {name, name.removesuffix(THINKING)} & whole else config.limit)
         for name, group in sets.items()
     }
 

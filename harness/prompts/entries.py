@@ -5,7 +5,6 @@ its place, its content and the expected content.
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,13 +83,9 @@ def decoded(text: str, where: str) -> Any:
     """Parsed JSON; raises UserError for invalid, too deeply nested or too long content."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON ({error.msg}); {EXPECTED}") from error
-    except RecursionError as error:
-        raise UserError(f"{where}: nested too deep to be read; {EXPECTED}") from error
-    except ValueError as error:  # an integer with more digits than Python parses
-        limit = sys.get_int_max_str_digits()
-        raise UserError(f"{where}: a number of more than {limit:,} digits") from error
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", error)
+        raise UserError(f"{where}: not JSON ({reason}); {EXPECTED}") from error
 
 
 def _conversation(entry: Entry, where: str) -> Conversation:

@@ -41,5 +41,4 @@ SPEC = EngineSpec(
     client="harness.engines.openai",
     starts=False,
     completions=Completions(("top_k", "min_p"), "num_draft_tokens", one_model=True),
-    k_per_request=True,
 )

@@ -57,7 +57,7 @@ RULE_FLAGS: Mapping[Rule, str] = {
 # The kinds of draft that are sampled for the ratio, and for block verification
 _DRAWN_KINDS = ("eagle", "eagle3", "mtp")
 _BLOCK_KINDS = (*_DRAWN_KINDS, "dflash")
-# `--speculative-algorithm`, for a chain or a block of drafted tokens
+# `--speculative-algorithm`
 ALGORITHMS: Mapping[DraftKind, str] = {
     "model": "STANDALONE",
     "eagle": "EAGLE",
@@ -65,9 +65,8 @@ ALGORITHMS: Mapping[DraftKind, str] = {
     "mtp": "EAGLE",
     "dflash": "DFLASH",
     "dspark": "DSPARK",
+    "ngram": "NGRAM",
 }
-
-
 ADAPTIVE, TIERS = "--speculative-adaptive", "--speculative-adaptive-config"
 
 
@@ -83,7 +82,7 @@ def speculative_flags(
         flags["--speculative-draft-model-path"] = draft
     if kind == "dspark" and k is not None:
         flags["--speculative-dspark-block-size"] = k
-    elif kind not in ("dspark", "dflash"):  # these draft a block, without steps
+    elif kind not in ("dspark", "dflash", "ngram"):  # these draft a block or a tree, without steps
         flags |= {} if k is None else {"--speculative-num-steps": k}
         flags["--speculative-eagle-topk"] = 1
     if k is not None:
@@ -108,12 +107,6 @@ def _launch(pair: PairToServe) -> str:
 def _drafting(pair: PairToServe) -> str:
     flags = speculative_flags(pair.kind, pair.weights, pair.k, pair.rule)
     return f"{_launch(pair)} {shlex.join(flags)}"
-
-
-def _ngram(pair: PairToServe) -> str:
-    return (
-        f"{_launch(pair)} --speculative-algorithm NGRAM --speculative-num-draft-tokens {pair.k + 1}"
-    )
 
 
 def _platform_notes(pair: PairToServe) -> Sequence[str]:
@@ -141,7 +134,6 @@ SPEC = EngineSpec(
     name="sglang",
     title="SGLang",
     rules=("greedy_draft", "ratio", "block"),
-    ranked_as="SGLang at topk 1",
     unknown_above_zero="SGLang for ROCm, CPUs and XPU (another acceptance rule)",
     counting=Counting(first_position=1, shortens_last_draft=False),
     draft_by_temperature=True,
@@ -157,7 +149,7 @@ SPEC = EngineSpec(
             "On CUDA, NPU and XPU. Above temperature 0 it draws its drafts and accepts them by its"
             f" own rejection sampling of blocks. {ANCHORED_BLOCK}",
         ),
-        "ngram": ServingLine(_ngram, "It drafts a tree, from a cache of all requests."),
+        "ngram": ServingLine(_drafting, "It drafts a tree, from a cache of all requests."),
     },
     schedule_notes=_schedule_notes,
     varying={
@@ -182,7 +174,6 @@ REJECTION_SAMPLING = replace(
     variant_of=SPEC.name,
     phrase=f"SGLang with {RULE_FLAGS['ratio']}",
     row_name="SGLang with rejection sampling",
-    ranked_as="",
     alike=frozenset(_DRAWN_KINDS),
     lines={kind: SPEC.lines[kind] for kind in _DRAWN_KINDS},
     line_title=f", {RULE_FLAGS['ratio']}",

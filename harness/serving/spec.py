@@ -63,7 +63,8 @@ class Completions:
     """The differences of requests to a server's `/v1/completions` from OpenAI's."""
 
     samplers: tuple[str, ...] = ()  # sampling parameters besides temperature and top_p
-    k: str | None = None  # the field of a request that sets K, where there is one
+    # The field of a request that sets K, where there is one; then one address serves every K
+    k: str | None = None
     # Whether requests must not name a model: the server uses the one that it was started with
     one_model: bool = False
 
@@ -96,11 +97,9 @@ class EngineSpec:
     # The engine that this one is with another setting. A variant has its own serving command and
     # row in reports, and is measured as that engine with `decode.rule`.
     variant_of: str | None = None
-    # phrase, row_name, ranked_as: its name in headlines, in rows of the grid and on leaderboards,
-    # where it is not the title
+    # phrase, row_name: its name in headlines and in rows of the grid, where it is not the title
     phrase: str = ""
     row_name: str = ""
-    ranked_as: str = ""
 
     # ---- acceptance and counting -----------------------------------------------------------------
 
@@ -161,7 +160,6 @@ class EngineSpec:
     mtp_multiples: bool = False
     # Whether its plain server lists the log-probabilities of the likeliest tokens by their ids
     lists_logprobs: bool = False
-    k_per_request: bool = False  # whether one address serves every K
     tries_threads: bool = False  # whether several numbers of threads are tried, if none is given
     one_dtype: bool = False  # whether servers are given one dtype for both models
     alone: bool = False  # whether a server takes all of its device, so that one runs at a time

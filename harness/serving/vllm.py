@@ -167,7 +167,6 @@ SPEC = EngineSpec(
     title="vLLM",
     rules=("greedy_draft", "ratio", "block"),
     phrase="vLLM with its defaults",
-    ranked_as="vLLM (default)",
     counting=COUNTING,
     mixes_prompts=True,
     draft_by_temperature=True,
@@ -227,7 +226,6 @@ PROBABILISTIC = replace(
     variant_of=SPEC.name,
     phrase="vLLM with draft_sample_method=probabilistic",
     row_name="probabilistic vLLM",
-    ranked_as="",
     # Medusa heads never sample
     alike=SPEC.alike - {"medusa"},
     lines={kind: line for kind, line in SPEC.lines.items() if kind != "medusa"},

@@ -36,8 +36,14 @@ def _counted(server: RunningServer) -> Iterator[str]:
     requests = ""
     if total.requests is not None:
         requests = f" of {fmt.number_of(total.requests, 'request', 'requests')}"
+    at = f"at K={server.k}"
+    if not server.k and total.drafted_per_round:
+        at = (
+            f"at a K that its counters do not tell, for rounds drafted"
+            f" {total.drafted_per_round:.1f} tokens in the mean"
+        )
     yield (
-        f"{title} emits {tokens} tokens per round at K={server.k}"
+        f"{title} emits {tokens} tokens per round {at}"
         f" ({total.rounds:,} rounds{requests} in {total.seconds:.0f} s):"
         f" speculation pays there while a round costs less than {tokens} plain tokens."
     )
