@@ -43,5 +43,5 @@ def explain(
         ("slow_draft", largest_c > 0.0 and c > SLOW_DRAFT),
         ("acceptance", rounds.break_even_alpha(k) is not None),
     )
-    factors = tuple(name for name, holds in alone if holds)
+    factors: tuple[Factor, ...] = tuple(name for name, holds in alone if holds)
     return Explanation(draft, k, predicted.replays.temperature, factors, c, largest_c)

@@ -41,7 +41,7 @@ from harness.measurement.engine_noise import (
     ask_margins,
     noise_of,
 )
-from harness.measurement.server_request import largest_gap, likelihood_test
+from harness.measurement.server_request import decoded, largest_gap, likelihood_test
 from harness.measurement.target_texts import GeneratedText
 from harness.models.device import release_memory
 from harness.records import (
@@ -146,7 +146,7 @@ def _score(folder: RunFolder, work: Workload) -> None:
     if not lacking:
         return
     by_k = grouped(lacking, lambda trial: trial.k)
-    of_k = {k: [work.returned(t).decoded(facts) for t in texts] for k, texts in by_k.items()}
+    of_k = {k: [decoded(work.returned(t), facts) for t in texts] for k, texts in by_k.items()}
     how = Scoring(max(work.ks), facts.draft_sampling)
     for k, texts in _traces_of(folder, work, of_k, how).items():
         scored += [replace(trace, k=k) for trace in texts]

@@ -62,6 +62,7 @@ from harness.records import (
     ServerMemory,
     ServingEngine,
     UserError,
+    Varying,
     in_one_line,
 )
 from harness.serving.drafts import DRAFTS
@@ -483,6 +484,9 @@ def note_engine(folder: RunFolder, work: Workload, server: Server) -> None:
     alone = () if config.url is not None else product(sorted({1, most}), map(Role, work.ks))
     commands = [_command(folder, work, role, slots) for slots, role in alone]
     varying = {each.varying: _command(folder, work, each, most) for each in varying_roles(config)}
+    started: dict[Varying, ServerCommand] = {
+        name: each for name, each in varying.items() if each is not None
+    }
     entry = ServingEngine(
         name=facts.spec.name,
         version=facts.version,
@@ -496,7 +500,7 @@ def note_engine(folder: RunFolder, work: Workload, server: Server) -> None:
         started=config.url is None,
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
         commands=tuple(each for each in commands if each is not None),
-        varying={name: each for name, each in varying.items() if each is not None},
+        varying=started,
         dtype=to_serve(folder, work, slots=1).dtype if work.adapter.spec.one_dtype else None,
     )
     if folder.manifest.engine is None:

@@ -89,8 +89,9 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
-    if hasattr(value, "item"):
-        return plain(value.item())
+    item = getattr(value, "item", None)  # of numpy's and torch's numbers
+    if item is not None:
+        return plain(item())
     return str(value) if isinstance(value, Path) else value
 
 

@@ -29,17 +29,12 @@ DRAFT_TOKENS = "K (draft tokens per round)"
 def draw_by_k(summary: Summary) -> style.Plot | None:
     """A panel per temperature with a series per prompt set; None without a speedup.
 
-    With several drafts a panel per temperature and prompt set, with a series per draft. A point on
-    few prompts of its set compares with no other, so it is not drawn.
+    With several drafts a panel per temperature and prompt set, with a series per draft.
     """
-    few = summary.on_few_prompts
     points = [
         row
         for row in summary.generated
-        if row.k > 0
-        and row.speedup is not None
-        and row not in few
-        and stability.of_cell(summary, row) is None
+        if row.k > 0 and row.speedup is not None and stability.of_cell(summary, row) is None
     ]
     if not points:
         return None
