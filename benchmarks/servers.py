@@ -78,12 +78,12 @@ from tools.gguf_file import write_gguf
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "validation.md"
-# Of it, what benchmarks/simulation.py and benchmarks/published_load.py write
+# Of it, what benchmarks/simulation.py writes
 WAITS = {
     engine: f"Waits under load on {spec_of(engine).title}, simulated and measured"
     for engine in ("llamacpp", "vllm")
 }
-CROSSOVERS = "Published crossovers under load"
+CROSSOVERS = "Published crossovers under load"  # measured once
 REAL = "Real models"  # written by benchmarks/real_pair.py
 # llama.cpp's flags for caches in float32 and plain attention, as the loaded models
 EXACT = (

@@ -180,34 +180,6 @@ def test_published_speedups_are_predicted_from_other_data_sets(
         bench("published", "", short)
 
 
-def test_a_published_crossover_under_load_is_simulated_in_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)  # it imports others
-    load = script("published_load")
-    page = (BENCHMARKS.parent / "docs" / "validation.md").read_text(encoding="utf-8")
-    # What was fitted, as the page has it
-    number = r"([\d.]+)"
-    said = rf"{number} ms an iteration.*, {number} us more for each .* {number} us for each token"
-    plain, head = (
-        load.Ladder(
-            k, *(float(each) * unit for each, unit in zip(of, (1e-3, 1e-6, 1e-6), strict=True))
-        )
-        for k, of in zip((0, 3), re.findall(said, page), strict=True)
-    )
-    shown = re.findall(
-        r"^\| ([48]) \| (no draft|K=3) \|[^|]+\| ([\d.]+) (?:\|[^|]+){3}\| ([\d.]+) ", page, re.M
-    )
-    assert len(shown) == 4
-    for rate, name, *waits in shown:
-        made = (plain if name == "no draft" else head).at(float(rate))
-        page_has = [float(each) for each in waits]
-        assert [made.tpot_ms, made.tokens_per_second] == pytest.approx(page_has, rel=0.05)
-    assert head.at(4.0).tpot_ms < plain.at(4.0).tpot_ms
-    assert head.at(8.0).tpot_ms > plain.at(8.0).tpot_ms
-    assert head.at(8.0).tokens_per_second < plain.at(8.0).tokens_per_second
-
-
 def test_published_lengths_and_throughputs_are_compared_by_k(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,23 +289,6 @@ def test_the_cost_of_replay_stands_next_to_the_loops(
     assert "One audition: 24 target tokens" in out  # two prompts at three temperatures
     assert "total / generation alone: " in out
     assert "the loop in all 96 cells: " in out
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("few_samples")
-def test_the_default_sweep_is_held_against_the_grid_that_it_replaces(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    compared = script("default_sweep")
-    few = {name: (*keys, "prompts.limit=2") for name, keys in compared.WAYS.items()}
-    monkeypatch.setattr(compared, "WAYS", few)
-    words = "--seeds 1 k=[1] temperature=[0] new_tokens=4 threads=1"
-    monkeypatch.setattr(sys, "argv", ["default_sweep.py", *words.split()])
-    compared.main()
-    text = capsys.readouterr().out
-    assert re.search(r"grid of 16 prompts +│ \d of 1 +│ \d of 2", text)
-    assert re.search(r"default +│ \d of 1 +│ \d of 2", text)
-    assert re.search(r"Opposite decisions: \d+\.", text)
 
 
 def test_the_widened_target_says_what_the_shipped_one_says(tmp_path: Path) -> None:
