@@ -6,11 +6,10 @@ from typing import Any, get_args
 import pytest
 
 from harness.analysis.caveats import MOST, RECORDS
-from harness.reporting.sentences import caveat_list, explanation, verdict
+from harness.reporting.sentences import caveat_list, verdict
 from harness.summary import (
     Answer,
     Caveat,
-    Explanation,
     MeasuredPart,
     RunFacts,
     Summary,
@@ -128,39 +127,6 @@ def test_a_caveat_is_a_sentence_of_its_values(code: Any) -> None:
 
 def test_a_new_caveat_replaces_another_one() -> None:
     assert len(RECORDS) <= MOST
-
-
-EXPLAINED: dict[str, Any] = {
-    "draft": "small", "k": 4, "temperature": 0.0, "decision": "does_not_pay", "speedup": 0.8,
-    "alpha": 0.5, "breakeven_alpha": 0.6, "ceiling": 1.9, "c": 0.3, "c_allowed": 0.2, "v": 1.5,
-    "plain": 1.02, "loop": 0.1, "speedup_without_loop": 0.95, "speedup_at_v1": 1.05,
-    "factors": ("expensive_verify", "slow_draft"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"breakeven_alpha": None, "ceiling": 0.9, "factors": (), "speedup_at_v1": 0.9},
-        {"alpha": 0.7},
-        {"c_allowed": -0.1},
-        {"speedup": 1.2, "alpha": 0.7, "decision": "speculate"},
-        {"speedup": 1.2, "decision": "undecided"},
-        {"factors": ("slow_loop",), "speedup_without_loop": 1.04},
-        {"launch_bound": True, "floor_c": 0.1, "floor_k": 2, "floor_speedup": 1.6,
-         "draft_floor_share": 0.05, "target_floor_share": 0.18},
-    ],
-)  # fmt: skip
-def test_an_explanation_names_what_would_change_the_verdict(changes: dict[str, Any]) -> None:
-    """Another text for each; what a run has of it is in the golden reports."""
-    usual, said = (
-        explanation.explanation(Summary(RUN, explanation=Explanation(**{**EXPLAINED, **each})))
-        for each in ({}, changes)
-    )
-    assert said
-    assert (said == usual) == (not changes)
-    assert "None" not in " ".join(said)
 
 
 @pytest.mark.parametrize(
