@@ -236,26 +236,6 @@ def test_the_benchmark_of_servers_writes_its_page(
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
-@pytest.mark.parametrize("option", ["--clocks", "--kinds"])
-def test_the_benchmark_of_servers_says_what_predictions_miss(
-    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    servers = script("servers")
-    own = ("engine=own", "k=[1,2]", "new_tokens=12")  # which has no other clock
-    monkeypatch.setattr(servers, "CLOCKS", ("engine",))
-    monkeypatch.setattr(servers, "RUNS", (own,))
-    monkeypatch.setattr(servers, "KINDS", ((*own, "draft=tiny_eagle3", "clock=engine"),))
-    asked = [option, "--limit", "2", "--visits", "1", "--results", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["servers.py", *asked])
-    servers.main()
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("clock=")]
-    for prompt_set in ("easy", "hard"):
-        assert any(re.search(rf"plain cost of {prompt_set} [+-]?[\d.]+ %$", line) for line in said)
-    assert re.search(r"prediction error median .* over \d+ cells", said[-1])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("few_samples")
 @needs_llamacpp
 def test_the_benchmark_of_servers_holds_one_k_against_all_of_other_and_of_the_same_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
