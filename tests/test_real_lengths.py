@@ -10,6 +10,7 @@ from full_vocabulary import PROMPT_TOKENS, VOCABULARY, save_pair, write_prompts
 from harness.analysis import analyse
 from harness.storage import StoredRun, load
 
+pytestmark = pytest.mark.exhaustive
 PROMPTS, NEW_TOKENS, KS = 2, 100, (1, 4)
 # Of the process. Its imports, tokenizers and models take 0.85 GB; the logits of these texts at once
 # would take 0.85 GB more in float32, and those of one text 0.4 GB
