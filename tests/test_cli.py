@@ -178,38 +178,13 @@ def test_a_run_that_cannot_be_rendered_stays_and_says_how_to_render_it(
 @pytest.mark.parametrize(
     ("name", "override", "status", "said"),
     [
-        (
-            "sweep",
-            "temprature=0",
-            2,
-            "error: temprature: there is no such key; similar names: temp",
-        ),
-        (
-            "sweep",
-            "decode.topk=4",
-            2,
-            "decode.topk: there is no such key; similar names: decode.top_k",
-        ),
+        ("sweep", "temprature=0", 2, "error: temprature: there is no such key; similar names:"),
+        ("sweep", "decode.topk=4", 2, "decode.topk: there is no such key; similar names:"),
         ("sweep", "top_p=0.9", 2, "top_p: there is no such key; similar names: decode.top_p"),
-        (
-            "sweep",
-            "draft=tiny_goood",
-            2,
-            "error: draft=tiny_goood: there is no such name; similar names: tiny_good, ",
-        ),
-        (
-            "sweep",
-            "draft=zzz",
-            2,
-            "error: draft=zzz: there is no such name; any other model is draft=ORG/NAME_OR_FOLDER;",
-        ),
+        ("sweep", "draft=tiny_goood", 2, "there is no such name; similar names: tiny_good"),
+        ("sweep", "draft=zzz", 2, "error: draft=zzz: there is no such name; any other model is"),
         ("sweep", "gpu=zzz", 2, "error: gpu=zzz: there is no such name; it takes a100_40, "),
-        (
-            "sweep",
-            "k=4,8",
-            2,
-            "error: k=4,8: several values; k=[4,8] is one run with all of them, -m",
-        ),
+        ("sweep", "k=4,8", 2, "error: k=4,8: several values; k=[4,8] is one run with all of"),
         ("sweep", "seed=1,2", 2, "-m makes one run of each"),
         ("sweep", "prompts.files=my prompts (1).jsonl", 1, "quoted for the shell and once more"),
         ("sweep", "k=[-1]", 2, "error: k: -1 is not a whole number"),

@@ -215,11 +215,7 @@ def test_logits_are_dflashs_with_the_bias_of_the_token_before(
     [
         ("deepspec", {"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel.*; read here"),
         ("deepspec", {"model_type": "deepseek_v4"}, "not a DSpark drafter in a layout"),
-        (
-            "speculators",
-            {"speculators_model_type": "dflash"},
-            "type dflash; read here are DeepSpec",
-        ),
+        ("speculators", {"speculators_model_type": "dflash"}, "type dflash; read here are"),
         ("deepspec", {"markov_head_type": "lstm"}, "a Markov head of the type lstm"),
         ("deepspec", {"block_size": None}, "has no block_size, which a DSpark drafter needs"),
         ("specforge", {"dspark_config": {"shift": 1}}, "a DSpark drafter with shift, which is not"),

@@ -157,11 +157,7 @@ def test_rows_are_those_of_llamas_layers_over_a_text_with_masks(
     [
         ("specforge", {"ptd_token_id": None}, "not a P-EAGLE head in a layout that is known"),
         ("speculators", {"mask_token_id": None}, "its config.json has no mask_token_id"),
-        (
-            "speculators",
-            {"speculators_model_type": "eagle3"},
-            "speculators_model_type eagle3; read",
-        ),
+        ("speculators", {"speculators_model_type": "eagle3"}, "speculators_model_type eagle3"),
         ("speculators", {"norm_before_fc": True}, "a P-EAGLE head with norm_before_fc, which is"),
         ("speculators", {"mask_token_id": 99}, "a vocabulary of 100, and model=target has 16"),
     ],
