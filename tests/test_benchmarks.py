@@ -11,7 +11,6 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from random_models import qwen3
-from runs import needs_llamacpp
 from transformers import AutoModelForCausalLM
 
 from harness.cloud.remote import SMOKE_STEPS
@@ -232,32 +231,6 @@ def test_the_benchmark_of_servers_writes_its_page(
         r"`python benchmarks/published.py`: median error .* over \d+ chains; .* left out", text
     )
     assert "| code | 3 | 3.39 |" in text
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("few_samples")
-@needs_llamacpp
-def test_the_benchmark_of_servers_holds_one_k_against_all_of_other_and_of_the_same_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    servers = script("servers")
-    monkeypatch.setattr(servers, "DECIDED", (*servers.DECIDED, "new_tokens=12"))
-    sizes = "--runs 1 --limit 4 --visits 1"
-    words = ["--decided", *sizes.split(), "--results", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["servers.py", *words])
-    servers.main()
-    said = [x for x in capsys.readouterr().out.splitlines() if x.startswith(("seed 0", "same K"))]
-    one, every, again, agreement = said
-    assert re.search(r"until=decided: K=.* [1-4] speculating servers, \d+ s; K=", one)
-    assert re.search(r"until=all: K=.* \d speculating servers, \d+ s; K=1 .* K=8 ", every)
-    # The K that all have named, of the requests that named it
-    (k,) = re.findall(r"all: K=(\d)", every)
-    assert re.search(rf"its requests at one K: K={k}, .* upper / lower bound [\d.]+$", again)
-    assert re.fullmatch(
-        r"same K in [01] of 1, interval no wider in [01] of 1 \([\d.]+ times as wide in the mean\),"
-        r" of the same requests in [01] of 1 \([\d.]+ times\), at most [1-4] speculating servers",
-        agreement,
-    )
 
 
 def test_the_cost_of_replay_stands_next_to_the_loops(

@@ -64,29 +64,3 @@ def test_speedups_by_hand_are_ratios_of_sums_over_the_tokens_after_the_first(
     ]
     hand.show(answers, [4], by_model=True, run=None)
     assert "| code | 4 | 2 | 2 | 2.00 | 10.0 | 1.000x | - |" in capsys.readouterr().out
-
-
-def test_tables_of_real_models_replace_their_own_heading_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    real = script("real_pair")
-    page = "# Servers\n\n## Rounds\n\nthese\n\n## Commands\n\nthose\n"
-    for title, text in (("A", "old table"), ("B", "second"), ("A", "third")):
-        page = real.placed(page, title, text, "Machine: M.")
-    assert "old table" not in page
-    assert page.index("### A\n\nMachine: M.\n\nthird") < page.index(
-        "### B\n\nMachine: M.\n\nsecond"
-    )
-    assert page.startswith("# Servers\n\n## Rounds\n\nthese\n\n## Real models")
-    assert page.endswith("## Commands\n\nthose\n")
-
-
-def test_a_commands_folders_are_left_out_where_it_is_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    typed = script("real_pair").typed
-    words = ["python", "model.gguf=/a/b/t.gguf", f"prompts.files=[{PROMPTS}]"]
-    shown = "python model.gguf=t.gguf 'prompts.files=[benchmarks/prompts/real_pair.jsonl]'"
-    assert typed(words) == shown

@@ -91,21 +91,6 @@ def test_an_audition_counts_the_rounds_under_a_penalty_and_stop_strings(tmp_path
     assert counts == pytest.approx(rounds)
 
 
-@pytest.mark.exhaustive
-def test_sampled_tokens_follow_the_penalised_distribution(tmp_path: Path) -> None:
-    sampling = ("temperature=[2.0]", "decode.repetition_penalty=1.2", "decode.min_p=0.002")
-    hard = ("k=[2]", "prompts.sets=[hard]", "prompts.limit=2", "threads=1")
-    ran("snapshot", tmp_path, *hard, *sampling)
-
-
-@pytest.mark.exhaustive
-def test_a_draft_that_is_the_target_is_always_accepted_under_a_penalty(tmp_path: Path) -> None:
-    sampling = ("temperature=[1.0]", "decode.repetition_penalty=1.4", "decode.top_k=40")
-    copy = ("draft=tiny", "draft.name=copy", *SMALL, "k=[3]", "until=all")
-    trials = [trial for trial in ran("sweep", tmp_path, *copy, *sampling).trials if trial.k]
-    assert sum(trial.rejected or 0 for trial in trials) == 0
-
-
 def test_texts_end_with_the_token_that_completes_a_stop_string(tmp_path: Path) -> None:
     words = (*SMALL, "temperature=[0]", "until=all")
     stopped = ran("sweep", tmp_path, *words, "decode.stop_strings=['a','. ']")

@@ -883,48 +883,6 @@ def test_an_endpoint_that_only_completes_texts_is_timed_and_nothing_is_predicted
     assert not any(b"secret" in path.read_bytes() for path in written)
 
 
-def test_a_headline_says_of_which_load_it_is_and_why_the_table_of_loads_differs(
-    stand_in: Callable[..., StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Seconds(monkeypatch)
-    urls = ",".join(completing(stand_in, clock, token_s).url for token_s in (6e-3, 2e-3))
-    words = [
-        "engine=openai",
-        f"url=[{urls}]",
-        "k=[4]",
-        "temperature=[0]",
-        "score=false",
-        "repetitions=1",
-    ]
-    words += ["new_tokens=12", "prompts.limit=2", "concurrency=[1,2]"]
-    run = stored(command.run(asked(tmp_path, *words)))
-    assert run.summary is not None
-    shown, served = content_of(run.summary), run.summary.served
-    assert served is not None
-    assert (
-        "On your server (OpenAI-compatible server), one request at a time, temperature 0: "
-        in (shown.verdicts[0])
-    )
-    (speculating,) = served.by_k
-    assert speculating.speedup > 1.0
-    alone = {row.k: row for row in served.latencies if not row.load}
-    loads = {(row.concurrency, row.k): row for row in served.latencies if row.load}
-    assert set(loads) == {(1, 0), (1, 4), (2, 0), (2, 4)}
-    for row in (*alone.values(), *loads.values()):
-        assert row.request is not None
-        assert row.request.p50 is not None
-        assert row.request.p50 > 0.02
-    for row in alone.values():
-        assert row.first_token is not None
-        assert row.first_token.p50 is not None
-        assert row.first_token.p50 > 0.02
-    # Under load such a server does not tell its first token from the others
-    assert {row.first_token or row.per_token for row in loads.values()} == {None}
-    without = replace(run.summary, served=replace(served, load=()))
-    assert "Not seen under load" in content_of(without).verdicts[0]
-    assert "Not seen under load" not in shown.verdicts[0]
-
-
 @pytest.mark.parametrize(
     ("k", "lost", "path"),
     [
