@@ -105,19 +105,6 @@ def test_help_loads_nothing_heavy_and_gives_each_key_a_value_and_a_meaning(tmp_p
         assert f"  {row} " in changed, "the values that the command line sets"
 
 
-@pytest.mark.exhaustive
-def test_help_is_hydras_and_lists_no_group_that_it_does_not_show(
-    run: RunDoor, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def shown(*words: str) -> str:
-        assert run(fail_with(AssertionError()), *words) == 0
-        return capsys.readouterr().out
-
-    by_hydra = shown("--help", "--config-dir", str(tmp_path), "seed=4")
-    monkeypatch.setattr("hydra._internal.hydra.Hydra.format_config_groups", pytest.fail)
-    assert shown("-h", "seed=4") == by_hydra
-
-
 # ---- statuses and lines -------------------------------------------------------------------------
 
 

@@ -77,20 +77,6 @@ def test_a_penalised_greedy_text_is_transformers_own_and_the_same_at_every_k(
     assert_replay_is_exact(stored)
 
 
-@pytest.mark.exhaustive
-def test_an_audition_counts_the_rounds_under_a_penalty_and_stop_strings(tmp_path: Path) -> None:
-    options = ("decode.repetition_penalty=1.2", "decode.min_p=0.02", "decode.stop_strings=[' the']")
-    loop = ran("sweep", tmp_path / "loop", *SMALL, "temperature=[0]", "until=all", *options)
-    assert_replay_is_exact(loop)
-    more = (*options, "drafts=[tiny_good]")
-    replay = ran("audition", tmp_path / "replay", *SMALL, "temperature=[0]", *more)
-    measured = loop.results.query("k > 0 and source == 'measured'")
-    rounds = {(row.prompt_set, row.k): row.rounds for row in measured.itertuples()}
-    rows = replay.results.query("k > 0 and source == 'replayed'")
-    counts = {(row.prompt_set, row.k): row.rounds for row in rows.itertuples()}
-    assert counts == pytest.approx(rounds)
-
-
 def test_texts_end_with_the_token_that_completes_a_stop_string(tmp_path: Path) -> None:
     words = (*SMALL, "temperature=[0]", "until=all")
     stopped = ran("sweep", tmp_path, *words, "decode.stop_strings=['a','. ']")
