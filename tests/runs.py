@@ -36,11 +36,11 @@ SHARED: Path | None = None
 
 @cache
 def analysed(name: str) -> Summary:
-    """What the analysis says of a run in tests/frozen."""
+    """What the analysis says of a run in tests/frozen or results/examples."""
     file = None if SHARED is None else SHARED / f"analysed_{name}.json"
     if file is not None and file.is_file():
         return from_json(file.read_bytes())
-    made = analyse(load(FROZEN / name))
+    made = analyse(load((FROZEN if (FROZEN / name).is_dir() else EXAMPLES) / name))
     if file is not None:
         part = file.with_suffix(f".{os.getpid()}")
         part.write_text(to_json(made), encoding="utf-8")
