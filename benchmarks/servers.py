@@ -40,7 +40,6 @@ import argparse
 import json
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -73,7 +72,7 @@ WAITS = {
     engine: f"Waits under load on {spec_of(engine).title}, simulated and measured"
     for engine in ("llamacpp", "vllm")
 }
-CROSSOVERS = "Published crossovers under load"  # measured once
+PUBLISHED = ("Published results", "Published crossovers under load")  # computed once
 REAL = "Real models"  # written by benchmarks/real_pair.py
 # llama.cpp's flags for caches in float32 and plain attention, as the loaded models
 EXACT = (
@@ -203,7 +202,7 @@ def main() -> None:
     untimed = [Path(run) for run in asked.untimed]
     page = written([_read(folder, folder not in untimed) for folder in (*folders, *untimed)])
     if asked.out.is_file():  # what another benchmark wrote there
-        for title in (REAL, CROSSOVERS, *WAITS.values()):
+        for title in (*PUBLISHED, *WAITS.values(), REAL):
             page = with_section(page, title, section(asked.out.read_text(), title))
     asked.out.write_text(page)
     print(page)
@@ -436,7 +435,6 @@ def written(runs: Sequence[Run]) -> str:
         *_speedups(runs),
         *_sampled(runs),
         *_loads(runs),
-        *_published(),
         "## Commands",
         "",
         *(f"    {command}" for command in dict.fromkeys(run.command for run in runs) if command),
@@ -598,22 +596,6 @@ def _loads(runs: Sequence[Run]) -> Iterator[str]:
         ("lost to the fastest", lambda _, e: fmt.percent(e.loss)),
     )
     yield from _table("K by load", columns, entries)
-
-
-def _published() -> Iterator[str]:
-    """What the same predictions give on published results."""
-    yield from ("## Published results", "")
-    printed = _printed("published.py")
-    left_out = next(line for line in printed if " left out, " in line)
-    yield f"`python benchmarks/published.py`: {printed[-1]}; {left_out}."
-    yield from ("", "`python benchmarks/published_by_k.py`:", "", *_printed("published_by_k.py"))
-
-
-def _printed(script: str) -> list[str]:
-    """The lines that another benchmark prints."""
-    words = [sys.executable, str(ROOT / "benchmarks" / script)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
 
 
 if __name__ == "__main__":

@@ -163,44 +163,6 @@ def test_prediction_holds_predictions_against_measurements_cell_by_cell(
     assert "whole, T=0: median" in last
 
 
-def test_published_speedups_are_predicted_from_other_data_sets(
-    bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    bench("published", "")
-    *rows, flagged, _, last = capsys.readouterr().out.splitlines()
-    assert last == "median error 3.1 % over 96 chains"
-    assert flagged.startswith("30 of 126 chains left out")
-    assert flagged.endswith("with them median error 5.3 %, largest 83.6 % over 126 chains")
-    assert sum("impossible" in row for row in rows) == 30
-    table = BENCHMARKS / "published" / "specbundle.csv"
-    short = tmp_path / "short.csv"
-    short.write_text("\n".join(line.rpartition(",")[0] for line in table.read_text().splitlines()))
-    with pytest.raises(SystemExit, match="no column plain_throughput"):
-        bench("published", "", short)
-
-
-def test_published_lengths_and_throughputs_are_compared_by_k(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bench("published_by_k", "")
-    said = capsys.readouterr().out
-    for figure in (
-        "that of K = 1, the median error is 12.6 % and the largest 41.5 %",
-        "Continued by one position, the median error is 1.6 % and the largest 5.1 %",
-        "They fall here (coding, thinking on: 3.75 at K = 8 after 3.86)",
-        "Median error 2.0 %, largest 6.5 % over 41 throughputs; the predicted best K loses at most"
-        " 1.6 %",
-        "0.79 for Qwen3-235B-A22B and 0.78 for GLM-4.7-FP8",
-        "| Qwen3-235B-A22B | 64 | 2 | 2 | 0.0 % |",
-        "| code | 2 | 2.68 | 2.71 | +1.1 % | 1.92 | 43.3 | 43.8 | +1.1 % |",
-        "| story | 3 | 2.96 implied | - | - | 2.30 of code | 39.8 | 50.2 | +26.0 % |",
-        "the largest error is 2.8 %",
-    ):
-        assert figure in said
-    page = (BENCHMARKS.parent / "docs" / "validation.md").read_text(encoding="utf-8")
-    assert said.strip() in page
-
-
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
 def test_the_benchmark_of_servers_writes_its_page(
@@ -227,10 +189,6 @@ def test_the_benchmark_of_servers_writes_its_page(
     assert len(more) == len(lines) + len(rows)
     assert all(more.count(row) == 2 for row in rows)
     assert [line for line in more if line not in rows] == [x for x in lines if x not in rows]
-    assert re.search(
-        r"`python benchmarks/published.py`: median error .* over \d+ chains; .* left out", text
-    )
-    assert "| code | 3 | 3.39 |" in text
 
 
 def test_the_cost_of_replay_stands_next_to_the_loops(
