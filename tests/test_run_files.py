@@ -49,8 +49,8 @@ from harness.storage import RESULT_COLUMNS, RunFolder, load, load_traces, lock
 from harness.storage import traces as stored_traces
 from harness.summary import DistributionTest, RunFacts, Summary, TextCheck
 
-CONFIG = load(FROZEN / "sweep").config
-TRIAL = load(FROZEN / "sweep").trials[1]
+SWEEP = load(FROZEN / "sweep")
+CONFIG, TRIAL = SWEEP.config, SWEEP.trials[1]
 TIMING = RoundTiming(0, "tiny", "tiny_good", 2, 0.0, 40, 1, 16, 29, 0.0123)
 TABLES = ("results.csv", "latency.csv", "latency_samples.csv")
 SUMMARY = Summary(RunFacts("sweep", "run", "running", None, "tiny", "tiny_good"))
