@@ -90,7 +90,7 @@ check: $(STAMP) ## ruff, pyright and import-linter
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# Those that answer in some minutes on a CPU; replay_exactness, interval_coverage (half an hour) and gpu are run by name
+# Those that answer in some minutes on a CPU; interval_coverage (half an hour) and gpu are run by name
 BENCHMARKS := vs_transformers overhead replay_cost
 
 bench: $(STAMP) ## the benchmarks, against peers on the same work

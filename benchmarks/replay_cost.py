@@ -11,25 +11,85 @@ to the texts of all cells (a rule per cell: the other two would be two more loop
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch
-from replay_exactness import DRAFTS, Family, family
 from rich.console import Console
 from rich.table import Table
 
+from harness import prompts as prompt_sets
 from harness.analysis.replayed import replayed
+from harness.config import SHIPPED_SETS, ModelConf, PromptsConf
+from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
+from harness.measurement.draft_scores import lookup_traces, score_texts
+from harness.measurement.generations import Draft, Request, run_trial
 from harness.measurement.target_texts import GeneratedText, generate_texts
-from harness.records import RULES, TextTrace
+from harness.models.cached import CachedModel
+from harness.models.load import LoadedModel, load
+from harness.models.probe import cached_model
+from harness.models.tokenizer import encode
+from harness.records import RULES, TextTrace, Trial
 
+MODEL_DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
+DRAFTS = (*MODEL_DRAFTS, "ngram")
 KS = (1, 2, 3, 4, 5, 6, 8, 10)
 TEMPERATURES = (0.0, 0.7, 1.0)
 SAMPLED_KS = (1, 4, 10)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The embedded target, what proposes to it, and the shipped prompts."""
+
+    target: CachedModel
+    drafts: Mapping[str, Draft]
+    prompts: Sequence[Request]
+
+    def traces(self, draft: str, texts: Sequence[GeneratedText], k: int) -> list[TextTrace]:
+        model = self.drafts[draft]
+        if callable(model):
+            return lookup_traces(texts, "ngram", num_draft_tokens=k, draft_name=draft)
+        assert isinstance(model, CachedModel)
+        return score_texts(texts, self.target, model, draft_name=draft)
+
+    def trial(self, asked: Request, draft: str, k: int) -> Trial:
+        return run_trial(replace(asked, draft=draft, k=k), self.target, self.drafts[draft])
+
+
+def family(limit: int | None, new_tokens: int) -> Family:
+    target = _load("tiny")
+    model = cached_model(target.network, target.vocab_size, target.shown)
+    drafts: dict[str, Draft] = {"ngram": lambda request: NgramDrafter(request.eos)}
+    for name in MODEL_DRAFTS:
+        draft = _load(name)
+        drafts[name] = cached_model(draft.network, draft.vocab_size, draft.shown)
+    conf = PromptsConf(sets=list(SHIPPED_SETS), limit=limit)
+    prompts = [
+        Request(
+            cell="",
+            prompt_set=prompt.prompt_set,
+            prompt=prompt.id,
+            category=prompt.category,
+            tokens=encode(target.tokenizer, prompt, conf),
+            repetition=0,
+            sampling=SamplingParameters(0.0),
+            budget=new_tokens,
+            seed=1,
+            eos=target.eos,
+            model="tiny",
+        )
+        for prompt in prompt_sets.load(conf)
+    ]
+    return Family(model, drafts, prompts)
+
+
+def _load(name: str) -> LoadedModel:
+    return load(ModelConf(name=name, id=f"embedded:{name}"), torch.device("cpu"))
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -3,13 +3,10 @@
     python benchmarks/servers.py                # the embedded pairs on llama.cpp, half an hour
     python benchmarks/servers.py RUN RUN ...    # stored server runs instead, of any engine
 
-    python benchmarks/servers.py --clocks       # one pair by both clocks, a quarter of an hour
     python benchmarks/servers.py --audition     # by the costs of a server run, a quarter of an hour
     python benchmarks/servers.py --audition RUN RUN ...     # stored: one that prices, then others
 
     python benchmarks/servers.py --decided [--wide] [--runs 5]   # one K against all
-
-    python benchmarks/servers.py --kinds        # a head and a look-up, ten minutes
 
 --untimed RUN ... adds runs whose speedups are left out. --add RUN ... measures nothing: it adds the
 rounds and sampled texts of these runs to the page that is there.
@@ -22,10 +19,7 @@ text, with the text itself against plain decoding's. Speedups: of each prompt se
 the prediction that has not seen it. Sampled texts: rounds against replay by the server's rule, and
 the log-probability of the texts under the target, both in standard errors.
 
-The clock is the processor time of each server's process, for this machine may be shared. --clocks
-measures a pair at temperature 0 by that and by the server's own, in a run each, since by processor
-time each request follows another for one token. It prints what predictions miss by either: plain
-decoding's cost of each prompt set, and the speedups. It writes no page.
+The clock is the processor time of each server's process, for this machine may be shared.
 
 --audition measures one pair twice and another pair once. The first run is the `latency_from` of an
 audition of both drafts, whose predicted speedups it prints next to what the other two measured: of
@@ -40,10 +34,6 @@ interval no wider, with the mean ratio of widths. 8 prompts of each set and 8 vi
 and --visits say otherwise. No page. Of the shipped pair K = 1 and K = 2 tie on llama.cpp, where
 most of a request is the client's time; --wide takes a target whose K differ, in 3 visits, since its
 requests take several times as long.
-
---kinds measures the EAGLE-3 head and llama.cpp's own look-up at temperature 0, and prints what
-predictions of their speedups miss. 4 visits of all prompts unless --visits and --limit say
-otherwise. No page.
 """
 
 import argparse
@@ -51,7 +41,6 @@ import json
 import math
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -79,12 +68,12 @@ from tools.gguf_file import write_gguf
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "validation.md"
-# Of it, what benchmarks/simulation.py and benchmarks/published_load.py write
+# Of it, what benchmarks/simulation.py writes
 WAITS = {
     engine: f"Waits under load on {spec_of(engine).title}, simulated and measured"
     for engine in ("llamacpp", "vllm")
 }
-CROSSOVERS = "Published crossovers under load"
+PUBLISHED = ("Published results", "Published crossovers under load")  # computed once
 REAL = "Real models"  # written by benchmarks/real_pair.py
 # llama.cpp's flags for caches in float32 and plain attention, as the loaded models
 EXACT = (
@@ -102,7 +91,6 @@ COMMON = (
 )
 ONCE = ("temperature=[0]", "repetitions=1")
 SAMPLED = ("temperature=[1]", "repetitions=3")
-CLOCKS = ("engine", "cpu")
 # What prices an audition, then what its two drafts are held against: temperature 0, at every K
 PRICED = ("temperature=[0]",)
 AUDITIONED = ("tiny_good", "tiny_good", "tiny_small")
@@ -113,12 +101,6 @@ WIDE_WEIGHTS = "prompts.weights={easy: 3, hard: 1}"
 # One K against all: of the shipped pair at temperature 0
 DECIDED = ("draft=tiny_good", "temperature=[0]")
 DECIDED_PROMPTS, DECIDED_VISITS, WIDE_VISITS = 8, 8, 3
-# Drafts that are no models, at temperature 0
-KINDS = (
-    ("draft=tiny_eagle3", "k=[1,2,4]", *PRICED),
-    ("draft=ngram_simple", "k=[2,4,8]", *PRICED),
-)
-KINDS_VISITS = 4
 # Speedups of two pairs; rounds of four, the target as its own draft among them; sampled texts of
 # two, with both of llama.cpp's ways to draft
 RUNS = (
@@ -176,10 +158,8 @@ def main() -> None:
     parser.add_argument(
         "--add", nargs="+", default=[], help="only these, to the page that is there"
     )
-    parser.add_argument("--clocks", action="store_true", help="compare both clocks")
     parser.add_argument("--audition", action="store_true", help="price an audition by a run")
     parser.add_argument("--decided", action="store_true", help="compare one K with all")
-    parser.add_argument("--kinds", action="store_true", help="predict a head and a look-up")
     parser.add_argument(
         "--wide", action="store_true", help="with --decided: the shipped target, made slower"
     )
@@ -195,20 +175,10 @@ def main() -> None:
         return
     folders = [Path(run) for run in asked.runs]
     of_pair = WIDE_VISITS if asked.wide else DECIDED_VISITS
-    usual = of_pair if asked.decided else KINDS_VISITS if asked.kinds else 20
+    usual = of_pair if asked.decided else 20
     visits = usual if asked.visits is None else asked.visits
     limit = [] if asked.limit is None else [f"prompts.limit={asked.limit}"]
     shared = [*COMMON, f"repetitions={visits}", f"results_root={asked.results}", *limit]
-    if asked.clocks:
-        for clock in CLOCKS:
-            folder = _measured([*shared, *RUNS[0], f"clock={clock}"])
-            print("\n".join(_missed_by(_read(folder, True))))
-        return
-    if asked.kinds:
-        for kind in KINDS:
-            run = _read(_measured([*shared, "prompts.limit=null", *limit, *kind]), True)
-            print("\n".join(_missed_by(run)), flush=True)
-        return
     if asked.decided:
         limit = limit or [f"prompts.limit={DECIDED_PROMPTS}"]
         limit += widened(Path(asked.results) / "tiny_wide") if asked.wide else []
@@ -233,7 +203,7 @@ def main() -> None:
     untimed = [Path(run) for run in asked.untimed]
     page = written([_read(folder, folder not in untimed) for folder in (*folders, *untimed)])
     if asked.out.is_file():  # what another benchmark wrote there
-        for title in (REAL, CROSSOVERS, *WAITS.values()):
+        for title in (*PUBLISHED, *WAITS.values(), REAL):
             page = with_section(page, title, section(asked.out.read_text(), title))
     asked.out.write_text(page)
     print(page)
@@ -435,31 +405,6 @@ def _audited(prices: Path, measured: Sequence[Path], results: str) -> Iterator[s
         )
 
 
-def _missed_by(run: Run) -> Iterator[str]:
-    """What predictions of a run miss: plain decoding's cost of each set, and the speedups."""
-    clock = f"clock={run.served.clock}, {run.pair}{_busy([run])}"
-    plain = {
-        (row.prompt_set, row.source): row.ms_per_token
-        for row in run.summary.results
-        if row.k == 0 and row.concurrency == 1
-    }
-    for (prompt_set, source), measured_ms in plain.items():
-        predicted_ms = plain.get((prompt_set, "replayed"))
-        if source == "measured" and measured_ms and predicted_ms:
-            error = fmt.signed_percent(predicted_ms / measured_ms - 1.0)
-            yield f"{clock}: plain cost of {prompt_set} {error}"
-    errors = [
-        abs((predicted.speedup or 0.0) / cell.speedup - 1.0)
-        for cell, predicted in run.summary.predicted_cells
-        if cell.speedup
-    ]
-    if errors:
-        yield (
-            f"{clock}: prediction error median {fmt.percent(np.median(errors))}, largest"
-            f" {fmt.percent(max(errors))} over {len(errors)} cells"
-        )
-
-
 def _read(folder: Path, timed: bool) -> Run:
     run = load(folder)
     summary = analyse(run)
@@ -488,7 +433,6 @@ def written(runs: Sequence[Run]) -> str:
         *_speedups(runs),
         *_sampled(runs),
         *_loads(runs),
-        *_published(),
         "## Commands",
         "",
         *(f"    {command}" for command in dict.fromkeys(run.command for run in runs) if command),
@@ -654,22 +598,6 @@ def _loads(runs: Sequence[Run]) -> Iterator[str]:
         ("tie with", lambda _, e: ", ".join(map(str, e.tied)) or fmt.EMPTY),
     )
     yield from _table("K by load", columns, entries)
-
-
-def _published() -> Iterator[str]:
-    """What the same predictions give on published results."""
-    yield from ("## Published results", "")
-    printed = _printed("published.py")
-    left_out = next(line for line in printed if " left out, " in line)
-    yield f"`python benchmarks/published.py`: {printed[-1]}; {left_out}."
-    yield from ("", "`python benchmarks/published_by_k.py`:", "", *_printed("published_by_k.py"))
-
-
-def _printed(script: str) -> list[str]:
-    """The lines that another benchmark prints."""
-    words = [sys.executable, str(ROOT / "benchmarks" / script)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
 
 
 if __name__ == "__main__":

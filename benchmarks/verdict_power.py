@@ -3,10 +3,9 @@
     python benchmarks/verdict_power.py --reports 200
 
 Whole reports are simulated (tests/simulated_sweeps.py): two temperatures of two prompt sets, one
-draft at eight K. They are decided as a sweep decides them, by replay and measured pairs in looks
-("two phases"), and on the measured cells of a grid, which costs as many decodings ("grid"; where R
-is biased its seconds are predicted, as in a replayed sweep). The K all tie with plain decoding, or
-the best of them gains 10 or 20 %. Exits 1 where two phases miss a requirement.
+draft at eight K. They are decided as a sweep decides them, by replay and measured pairs in looks.
+The K all tie with plain decoding, or the best of them gains 10 or 20 %. Exits 1 where a requirement
+is missed.
 
 A text that is only replayed counts as one decoding, unless --text says what it costs: a sweep
 generates such texts in batches.
@@ -29,7 +28,6 @@ from simulated_sweeps import TRUTHS, WORLDS, Design, simulated
 
 from harness.stats.two_phase import LOOKS
 
-METHODS = ("grid", "two phases")
 # Prompts of the grids whose cost it is
 COSTS = (16, 24)
 CHUNK = 20
@@ -45,23 +43,20 @@ FALSE, FALSE_IF_SPECULATION_DRIFTS, LUCK = 0.03, 0.05, 0.05
 # Intervals may hold the truth this much less often than they say
 COVERAGE = 0.02
 
-Case = tuple[str, int, str, str]
+Case = tuple[int, str, str]
 
 
 def chunk(case: Case, number: int, seed: int, text: float) -> Counter[str]:
     """Some reports of a case."""
-    method, prompts, world, truth = case
-    # The same texts and timings for every method that measures alike
+    prompts, world, truth = case
     worlds, truths = list(WORLDS).index(world), list(TRUTHS).index(truth)
     seeds = [seed, number, prompts, worlds, truths]
-    return simulated(method, world, truth, prompts, CHUNK, seeds, text)
+    return simulated(world, truth, prompts, CHUNK, seeds, text)
 
 
 def missed(case: Case, counts: Counter[str]) -> list[str]:
     """The requirements that a case does not meet."""
-    method, prompts, world, truth = case
-    if method != "two phases":
-        return []
+    prompts, world, truth = case
     problems = []
     if truth == "near ties":
         most = FALSE_IF_SPECULATION_DRIFTS if "speculation" in world else FALSE
@@ -80,22 +75,22 @@ def missed(case: Case, counts: Counter[str]) -> list[str]:
 
 def row(case: Case, counts: Counter[str], text: float) -> list[str]:
     """Of the table."""
-    method, prompts, world, truth = case
+    prompts, world, truth = case
     design = Design.at_the_cost_of(prompts, text)
-    size = f"{prompts} x 9" if method == "grid" else f"{design.prompts} + 2 x {design.measured}"
+    size = f"{design.prompts} + 2 x {design.measured}"
     found = counts["workload speculate"] / counts["workload verdicts"]
     of_sets = counts["set speculate"] / counts["set verdicts"]
     wrong = "speculate" if truth == "near ties" else "does_not_pay"
-    cells = [world, truth, method, size, f"{found:.0%}"]
+    cells = [world, truth, size, f"{found:.0%}"]
     at_once = counts["workload without looks"] / counts["workload verdicts"]
-    cells += [f"{at_once:.0%}" if counts["looks"] else "", f"{of_sets:.0%}"]
+    cells += [f"{at_once:.0%}", f"{of_sets:.0%}"]
     cells.append(f"{counts[f'reports with {wrong}'] / counts['reports']:.1%}")
     for kind in ("workload", "set"):
         intervals = counts[f"{kind} intervals"]
         covered, level = (counts[f"{kind} {what}"] / intervals for what in ("covered", "level"))
         cells.append(f"{covered:.1%} of {level:.1%}")
     cells.append(f"{counts['workload log error'] / counts['workload intervals']:+.1%}")
-    cells.append(f"{counts['looks'] / counts['reports'] / LOOKS:.0%}" if counts["looks"] else "")
+    cells.append(f"{counts['looks'] / counts['reports'] / LOOKS:.0%}")
     return [*cells, ", ".join(missed(case, counts))]
 
 
@@ -107,23 +102,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
     parser.add_argument("--truths", nargs="+", choices=list(TRUTHS), default=list(TRUTHS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument(
         "--text", type=float, default=1.0, help="what one costs that is only replayed, in decodings"
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     args = parser.parse_args()
     cases = [
-        (method, prompts, world, truth)
-        for world, truth, prompts, method in itertools.product(
-            args.worlds, args.truths, COSTS, args.methods
-        )
+        (prompts, world, truth)
+        for world, truth, prompts in itertools.product(args.worlds, args.truths, COSTS)
     ]
-    columns = ("world", "truth", "method", "decodings", "found", "no looks", "sets", "wrong")
+    columns = ("world", "truth", "decodings", "found", "no looks", "sets", "wrong")
     columns += ("workload holds", "set holds", "error", "pairs", "missed")
     page = Table(title=f"{args.reports} reports of each, seed {args.seed}")
     for column in columns:
-        page.add_column(column, justify="left" if column in columns[:3] else "right")
+        page.add_column(column, justify="left" if column in columns[:2] else "right")
     problems = 0
     chunks = range(-(-args.reports // CHUNK))
     with ProcessPoolExecutor(args.jobs) as pool:
@@ -135,7 +127,7 @@ def main() -> int:
             counts = Counter[str]()
             for part in parts:
                 counts.update(part.result())
-            page.add_row(*row(case, counts, args.text), end_section=case[0] == args.methods[-1])
+            page.add_row(*row(case, counts, args.text), end_section=case[0] == COSTS[-1])
             problems += len(missed(case, counts))
     Console(width=180).print(page)
     return int(problems > 0)

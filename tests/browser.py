@@ -68,11 +68,6 @@ class Page:
         """The page as it is printed, base64."""
         return self._call("Page.printToPDF")["data"]
 
-    def screenshot(self, x: float, y: float, width: float, height: float) -> str:
-        """A part of the page as a PNG, base64."""
-        clip = {"x": x, "y": y, "width": width, "height": height, "scale": 1}
-        return self._call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"]
-
     def emulate(self, **media: str) -> None:
         """Another medium or scheme: media="print", scheme="dark"."""
         features = [{"name": "prefers-color-scheme", "value": media.get("scheme", "light")}]

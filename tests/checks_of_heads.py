@@ -4,6 +4,8 @@ The target is small and random; heads of each kind are made by the tests of that
 """
 
 import itertools
+import json
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +31,7 @@ from harness.analysis import analyse
 from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
 from harness.analysis.replayed import replayed
 from harness.cli import compose
-from harness.config import ModelKeys
+from harness.config import DraftConf, ModelKeys
 from harness.decoding.heads import HeadDrafter, HeadModel
 from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
 from harness.measurement.confidences import draft_confidences
@@ -40,7 +42,7 @@ from harness.models.cached import CachedModel
 from harness.models.heads.base import Head
 from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel
-from harness.records import Rule
+from harness.records import Rule, UserError
 from harness.stats.jackknife import Array
 from harness.theory.acceptance_rules import accept_probabilities
 from harness.theory.replay import Replayed, replay
@@ -200,6 +202,60 @@ def assert_scores_are_the_loops(
             assert trace.proposed.tolist() == expected
         beyond = np.isnan(trace.draft_logprob)
         assert beyond[-1].tolist() == [False] + [True] * (beyond.shape[1] - 1)
+
+
+class HeadContract:
+    """What a kind of head must pass; its module has the fixtures `target` and `head`.
+
+    Attributes:
+        ks: where replay counts the loop's rounds.
+        rules: acceptance rules of that, the later ones at the largest K.
+        budget: of a text; enough for a random head to be accepted once.
+        least: the least share of drafted tokens that are accepted at the largest K.
+        depth: tokens that are scored from every start.
+        many: generations of the comparison at temperature 1 in make test-all.
+    """
+
+    ks: tuple[int, ...] = (1, 3)
+    rules: tuple[Rule, ...] = ("ratio",)
+    budget = 20
+    least = 0.0
+    depth = 3
+    many = 5000
+
+    def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
+        self, target: LoadedModel, head: Head
+    ) -> None:
+        counts = assert_replay_counts_the_loops_rounds(
+            keeping(target, head), head, self.ks, self.rules, self.budget
+        )
+        assert counts[max(self.ks)].acceptance_rate > self.least
+
+    @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+    def test_scores_are_those_of_the_loops_own_rounds_from_every_start(
+        self, target: LoadedModel, head: Head, sampling: SamplingParameters
+    ) -> None:
+        assert_scores_are_the_loops(keeping(target, head), head, sampling, self.depth)
+
+    @pytest.mark.parametrize("generations", [24, pytest.param(0, marks=pytest.mark.exhaustive)])
+    def test_rounds_at_temperature_1_are_those_that_replay_expects(
+        self, target: LoadedModel, head: Head, generations: int
+    ) -> None:
+        gap = gap_in_standard_errors(keeping(target, head), head, generations or self.many)
+        assert abs(gap) < 3
+
+
+def assert_refused(folder: Path, kind: str, target: LoadedModel, root: Path, **change: Any) -> str:
+    """Why a head with these entries in its config.json, or without those that are None, is."""
+    shutil.copytree(folder, root, dirs_exist_ok=True)
+    file = root / "config.json"
+    changed = {**json.loads(file.read_text()), **change}
+    kept = {name: value for name, value in changed.items() if value is not None}
+    file.write_text(json.dumps(kept))
+    conf = DraftConf(name="head", kind=kind, id=str(root))
+    with pytest.raises(UserError) as refused:
+        conf.spec.load(conf, target)
+    return str(refused.value)
 
 
 # ---- all that a toy head and the production drafter can do ---------------------------------------

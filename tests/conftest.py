@@ -115,6 +115,15 @@ def composed_quickly() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def analyses_shared(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Processes of one run of tests analyse each stored run once."""
+    import runs
+
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        runs.SHARED = tmp_path_factory.getbasetemp().parent
+
+
 @pytest.fixture(scope="module", autouse=True)
 def imports_set_aside() -> None:
     """Garbage collections look at what tests made, not at every imported module."""

@@ -1,5 +1,6 @@
 """Commands run in this process and what they stored, and the runs that are stored here."""
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,7 +15,7 @@ from harness.cli import compose, work
 from harness.commands.run_lifecycle import Outcome
 from harness.records import CopyBandwidth
 from harness.storage import StoredRun, load
-from harness.summary import Summary, TextLikelihood
+from harness.summary import Summary, TextLikelihood, from_json, to_json
 
 FROZEN = Path(__file__).parent / "frozen"
 EXAMPLES = Path(__file__).parents[1] / "results" / "examples"
@@ -29,10 +30,22 @@ needs_llamacpp = pytest.mark.skipif(
 )
 
 
+# Where the processes of a run of tests keep what each of them would analyse; set by conftest
+SHARED: Path | None = None
+
+
 @cache
 def analysed(name: str) -> Summary:
-    """What the analysis says of a run in tests/frozen."""
-    return analyse(load(FROZEN / name))
+    """What the analysis says of a run in tests/frozen or results/examples."""
+    file = None if SHARED is None else SHARED / f"analysed_{name}.json"
+    if file is not None and file.is_file():
+        return from_json(file.read_bytes())
+    made = analyse(load((FROZEN if (FROZEN / name).is_dir() else EXAMPLES) / name))
+    if file is not None:
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(to_json(made), encoding="utf-8")
+        part.replace(file)
+    return made
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""Simulated sweeps of one draft at eight K, in two phases and as grids, at the same cost.
+"""Simulated sweeps of one draft at eight K, in two phases.
 
 For benchmarks/verdict_power.py and the tests of two-phase verdicts. A report has two temperatures
-of two prompt sets. A grid decodes P prompts plainly and at every K. In two phases N prompts are
-decoded plainly and replayed, and the best K is measured on a part of them next to plain decoding,
-in looks; the other K are run on a few prompts, which no verdict uses. Costs are in decodings.
+of two prompt sets. N prompts are decoded plainly and replayed, and the best K is measured on a part
+of them next to plain decoding, in looks; the other K are run on a few prompts, which no verdict
+uses. Costs are in decodings, as of a grid that decodes P prompts plainly and at every K.
 """
 
 import math
@@ -56,9 +56,8 @@ TRUTHS = {"near ties": NULL[:KS], "1.10x": GAIN[:KS], "1.20x": GAIN[:KS] * 1.2 /
 BIAS, SCATTER = 0.03, 0.02
 # The share of the prompts on which the best K is measured; prompts of every other K
 MEASURED, OF_OTHERS = 0.4, 4
-# Of a temperature: one-sided error of all verdicts, and of single ones as grids had them (0012)
+# One-sided error of all verdicts of a temperature
 ERROR = ONE_SIDED / len(TEMPERATURES)
-OF_WORKLOAD, OF_SET = ERROR / 2, ERROR / 2 / len(SETS)
 
 
 @dataclass(frozen=True)
@@ -77,18 +76,6 @@ class Design:
         decodings = prompts * (1 + KS) - (KS - 1) * OF_OTHERS
         number = int(decodings / (text + 2 * MEASURED))
         return cls(number, int(decodings - number * text) // 2)
-
-
-def grid(rng: np.random.Generator, name: str, prompts: int, truth, temperature: float) -> Evidence:
-    """Every K measured on every prompt; where R is biased, predicted by replay and R."""
-    world = WORLDS[name]
-    tokens, seconds = texts(rng, world, prompts, truth)
-    times = np.concatenate([tokens[None], seconds])
-    if name != BIASED:
-        return evidence_of(tokens, times * timing(rng, world, times.shape), {}, temperature)
-    relative, costs = visits(rng, SCATTER, 1)
-    times[1:] *= (1.0 - BIAS) * relative[:, None]
-    return evidence_of(tokens, times, costs, temperature)
 
 
 def two_phases(
@@ -149,18 +136,6 @@ def _of_last_look(evidence: Evidence) -> tuple[list[Answer], int]:
     raise AssertionError("the last look ends it")
 
 
-def of_grids(of_temperatures: Sequence[Evidence], rng: np.random.Generator) -> list[list[Answer]]:
-    """By temperature, every verdict on measured cells, with an error of its own."""
-    errors = {"all": OF_WORKLOAD, **dict.fromkeys(SETS, OF_SET)}
-    return [
-        [
-            verdict_on(evidence, name, error, seed=int(rng.integers(2**31)))
-            for name, error in errors.items()
-        ]
-        for evidence in of_temperatures
-    ]
-
-
 def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter:
     """What a report's verdicts say, and how many of their intervals hold the truth."""
     speedups = dict(zip(CANDIDATES, truth, strict=False))
@@ -183,7 +158,6 @@ def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter:
 
 
 def simulated(
-    method: str,
     world: str,
     truth: str,
     prompts: int,
@@ -194,9 +168,8 @@ def simulated(
     """So many reports, counted.
 
     Args:
-        method: "grid" or "two phases".
         world, truth: of WORLDS and TRUTHS.
-        prompts: of a grid, at the cost of which it is.
+        prompts: of a grid of the same cost.
         number: of reports.
         seed: of all of them.
     """
@@ -205,10 +178,6 @@ def simulated(
     true = TRUTHS[truth]
     design = Design.at_the_cost_of(prompts, text)
     for _ in range(number):
-        if method == "grid":
-            grids = [grid(rng, world, prompts, true, at) for at in TEMPERATURES]
-            counts.update(counted(of_grids(grids, rng), true))
-            continue
         replays = [two_phases(rng, world, design, true, at) for at in TEMPERATURES]
         verdicts, look = in_looks(replays)
         counts.update(counted(verdicts, true))

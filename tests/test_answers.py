@@ -186,7 +186,12 @@ RUNS: Mapping[str, tuple[str, Change]] = {
     "an audition where nothing pays": ("audition", lambda run: slow_draft(run, 60.0)),
     "a replayed sweep": ("sweep_replay", changed),
 }
-any_run = pytest.mark.parametrize("name", RUNS)
+# Those whose answers differ most
+KEPT = (
+    *("as it was", "nothing pays", "nothing is accepted", "every set differs", "some failed"),
+    *("texts differ", "adaptive", "synthetic", "an audition", "an audition where nothing pays"),
+)
+any_run = pytest.mark.parametrize("name", sample(RUNS, *KEPT))
 CAVEATS = (
     Caveat("embedded_models"),
     Caveat("other_budget", {"ignored": "new_tokens=64", "made_with": "new_tokens=32"}),
@@ -198,7 +203,7 @@ CAVEATS = (
 @cache
 def summary(name: str) -> Summary:
     stored, change = RUNS[name]
-    return analyse(change(load(FROZEN / stored)))
+    return analysed(stored) if change is changed else analyse(change(load(FROZEN / stored)))
 
 
 def asked(made: Summary, server: str | None) -> Summary:
@@ -237,67 +242,20 @@ def test_the_changed_runs_are_what_their_names_say(name: str, own: str, others: 
     assert {answer.decision for answer in first if not answer.timed} == others
 
 
-# What an engine is called in reports
-ENGINE_NAMES = re.compile("|".join(re.escape(spec.title) for spec in with_lines().values()))
-
-
-def unmeasured_claims(text: str, ran: str | None = None) -> list[str]:
-    """The sentences and cells that give an engine a speedup, or call it measured.
-
-    `ran` is the title of an engine that did run.
-    """
-    sentences = re.split(r"(?<=[.;])\s|\n", text)
-    return [
-        sentence
-        for sentence in sentences
-        if {*ENGINE_NAMES.findall(sentence)} - {ran}
-        and re.search(r"\d\.\d\dx|(?<!not )\bmeasured\b", sentence.lower())
-    ]
-
-
-# Those whose answers differ most
-CLAIMS = ("nothing is accepted", "an audition", "many temperatures", "tests/frozen/server")
-
-
-@pytest.mark.parametrize("name", sample([*RUNS, "tests/frozen/server"], *CLAIMS))
-def test_no_engine_that_was_not_timed_has_a_speedup_or_is_called_measured(
-    name: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", [*KEPT, "tests/frozen/server"])
+def test_no_engine_that_was_not_timed_has_a_speedup_or_is_called_measured(name: str) -> None:
     made = analysed("server") if name not in RUNS else summary(name)
-    ran = None if made.served is None else spec_of(made.served.engine).title
     stored = json.loads(to_json(made))["answers"]
     for answer, entry in zip(made.answers, stored, strict=True):
-        speedup = (answer.speedup, answer.speedup_lo, answer.speedup_hi)
         timed = {"own"} if made.served is None else {"own", made.served.engine}
         assert answer.timed == (answer.engine in timed)
         assert entry["servers"] == ([] if answer.engine == "own" else [answer.engine])
         if answer.timed:
             continue
-        assert speedup == (None, None, None)
+        assert (answer.speedup, answer.speedup_lo, answer.speedup_hi) == (None, None, None)
         assert answer.source != "measured"
         assert answer.decision in ("not_measured", "does_not_pay")
         assert entry["largest_round_cost"] == entry["tokens_per_round"]
-    for server in (None, "vllm", "transformers") if made.served is None else (None,):
-        shown = asked(made, server)
-        # Claims are looked for sentence by sentence, and a wide screen breaks fewer of them
-        assert not unmeasured_claims("\n".join(screen(shown, 200)), ran)
-        content = content_of(shown)
-        before, _, _ = markdown.report(content, (), tmp_path).partition("## How it was measured")
-        assert not unmeasured_claims(before, ran)
-        for snippet in content.snippets:
-            assert not unmeasured_claims(" ".join((snippet.title, *snippet.notes)), ran)
-
-
-def test_such_claims_are_found() -> None:
-    """Of the reports that claimed what nobody had measured."""
-    for text in (
-        "Serve small at K=4: 1.41x, measured on held-out prompts, for vLLM with its defaults",
-        "| vLLM, SGLang | small, K=4 | 1.80x [1.65, 1.98] | predicted |",
-        "| transformers | small, K=4 | - | measured |",
-    ):
-        assert unmeasured_claims(text)
-    assert not unmeasured_claims("On vLLM: not measured; small with K=4 emits 2.90 tokens a round")
-    assert not unmeasured_claims("llama.cpp: 1.20x, measured", "llama.cpp")
 
 
 @any_run
@@ -592,7 +550,7 @@ def test_a_draft_that_no_engine_has_is_marked_and_never_the_best() -> None:
 
 def test_a_best_k_at_the_edge_of_the_grid_is_a_caveat_with_the_command_that_looks_further() -> None:
     run = load(FROZEN / "audition")
-    (caveat,) = (each for each in analyse(run).caveats if each.code == "k_at_edge")
+    (caveat,) = (each for each in analysed("audition").caveats if each.code == "k_at_edge")
     assert (caveat.values["k"], caveat.values["ks"]) == (4, "4,6,8")
     command = str(caveat.values["command"])
     assert command.startswith("python -m harness.audition ")
@@ -626,7 +584,7 @@ def test_own_prompts_that_a_limit_leaves_out_are_the_first_caveat() -> None:
     used, available = sum(run.manifest.prompts.values()), sum(there.values())
     said = content_of(analyse(own)).caveats[0]
     assert said.startswith(f"{used} of {available} prompts were used (")
-    assert "prompts_left_out" not in {each.code for each in analyse(run).caveats}
+    assert "prompts_left_out" not in {each.code for each in analysed("sweep").caveats}
 
 
 def test_the_command_that_is_next_can_be_pasted_whole(tmp_path: Path) -> None:
@@ -647,7 +605,7 @@ def test_the_command_that_is_next_can_be_pasted_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["model", "eagle3"])
 def test_an_audition_is_next_where_the_rounds_of_the_server_price_other_drafts(kind: str) -> None:
-    made = analyse(load(FROZEN / "server"))
+    made = analysed("server")
     models = tuple(replace(m, kind=kind) if m.role == "draft" else m for m in made.run.models)
     step = content_of(replace(made, run=replace(made.run, models=models))).next_step
     assert step is not None
@@ -658,7 +616,7 @@ def test_an_audition_is_next_where_the_rounds_of_the_server_price_other_drafts(k
 def test_drafts_that_were_timed_on_a_machine_of_changing_speed_are_named_and_not_compared() -> None:
     """The target's plain token is the same work next to every draft."""
     run = load(FROZEN / "audition")
-    assert "plain_tokens_unlike" not in {each.code for each in analyse(run).caveats}
+    assert "plain_tokens_unlike" not in {each.code for each in analysed("audition").caveats}
     slowed = [
         replace(timing, seconds=3.0 * timing.seconds) if timing.draft == "tiny_good" else timing
         for timing in run.rounds

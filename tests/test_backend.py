@@ -88,8 +88,8 @@ def test_one_run_does_not_mix_two_engines(tmp_path: Path) -> None:
 
 
 def ran_on(target: dict[str, Any], draft: dict[str, Any], **environment: Any) -> Summary:
-    """The frozen sweep, had it run on these engines."""
-    run = load_run(FROZEN / "sweep")
+    """The small frozen sweep, had it run on these engines."""
+    run = load_run(FROZEN / "sweep_small")
     described = {role: entry.entries for role, entry in run.manifest.models.items()}
     for role, ran in (("target", target), ("draft", draft)):
         engine = {"engine": None, "engine_reason": None, "compiled": None, **ran}

@@ -11,7 +11,6 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from random_models import qwen3
-from runs import needs_llamacpp
 from transformers import AutoModelForCausalLM
 
 from harness.cloud.remote import SMOKE_STEPS
@@ -164,72 +163,6 @@ def test_prediction_holds_predictions_against_measurements_cell_by_cell(
     assert "whole, T=0: median" in last
 
 
-def test_published_speedups_are_predicted_from_other_data_sets(
-    bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    bench("published", "")
-    *rows, flagged, _, last = capsys.readouterr().out.splitlines()
-    assert last == "median error 3.1 % over 96 chains"
-    assert flagged.startswith("30 of 126 chains left out")
-    assert flagged.endswith("with them median error 5.3 %, largest 83.6 % over 126 chains")
-    assert sum("impossible" in row for row in rows) == 30
-    table = BENCHMARKS / "published" / "specbundle.csv"
-    short = tmp_path / "short.csv"
-    short.write_text("\n".join(line.rpartition(",")[0] for line in table.read_text().splitlines()))
-    with pytest.raises(SystemExit, match="no column plain_throughput"):
-        bench("published", "", short)
-
-
-def test_a_published_crossover_under_load_is_simulated_in_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)  # it imports others
-    load = script("published_load")
-    page = (BENCHMARKS.parent / "docs" / "validation.md").read_text(encoding="utf-8")
-    # What was fitted, as the page has it
-    number = r"([\d.]+)"
-    said = rf"{number} ms an iteration.*, {number} us more for each .* {number} us for each token"
-    plain, head = (
-        load.Ladder(
-            k, *(float(each) * unit for each, unit in zip(of, (1e-3, 1e-6, 1e-6), strict=True))
-        )
-        for k, of in zip((0, 3), re.findall(said, page), strict=True)
-    )
-    shown = re.findall(
-        r"^\| ([48]) \| (no draft|K=3) \|[^|]+\| ([\d.]+) (?:\|[^|]+){3}\| ([\d.]+) ", page, re.M
-    )
-    assert len(shown) == 4
-    for rate, name, *waits in shown:
-        made = (plain if name == "no draft" else head).at(float(rate))
-        page_has = [float(each) for each in waits]
-        assert [made.tpot_ms, made.tokens_per_second] == pytest.approx(page_has, rel=0.05)
-    assert head.at(4.0).tpot_ms < plain.at(4.0).tpot_ms
-    assert head.at(8.0).tpot_ms > plain.at(8.0).tpot_ms
-    assert head.at(8.0).tokens_per_second < plain.at(8.0).tokens_per_second
-
-
-def test_published_lengths_and_throughputs_are_compared_by_k(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bench("published_by_k", "")
-    said = capsys.readouterr().out
-    for figure in (
-        "that of K = 1, the median error is 12.6 % and the largest 41.5 %",
-        "Continued by one position, the median error is 1.6 % and the largest 5.1 %",
-        "They fall here (coding, thinking on: 3.75 at K = 8 after 3.86)",
-        "Median error 2.0 %, largest 6.5 % over 41 throughputs; the predicted best K loses at most"
-        " 1.6 %",
-        "0.79 for Qwen3-235B-A22B and 0.78 for GLM-4.7-FP8",
-        "| Qwen3-235B-A22B | 64 | 2 | 2 | 0.0 % |",
-        "| code | 2 | 2.68 | 2.71 | +1.1 % | 1.92 | 43.3 | 43.8 | +1.1 % |",
-        "| story | 3 | 2.96 implied | - | - | 2.30 of code | 39.8 | 50.2 | +26.0 % |",
-        "the largest error is 2.8 %",
-    ):
-        assert figure in said
-    page = (BENCHMARKS.parent / "docs" / "validation.md").read_text(encoding="utf-8")
-    assert said.strip() in page
-
-
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
 def test_the_benchmark_of_servers_writes_its_page(
@@ -255,56 +188,6 @@ def test_the_benchmark_of_servers_writes_its_page(
     assert len(more) == len(lines) + len(rows)
     assert all(more.count(row) == 2 for row in rows)
     assert [line for line in more if line not in rows] == [x for x in lines if x not in rows]
-    assert re.search(
-        r"`python benchmarks/published.py`: median error .* over \d+ chains; .* left out", text
-    )
-    assert "| code | 3 | 3.39 |" in text
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("few_samples")
-@pytest.mark.parametrize("option", ["--clocks", "--kinds"])
-def test_the_benchmark_of_servers_says_what_predictions_miss(
-    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    servers = script("servers")
-    own = ("engine=own", "k=[1,2]", "new_tokens=12")  # which has no other clock
-    monkeypatch.setattr(servers, "CLOCKS", ("engine",))
-    monkeypatch.setattr(servers, "RUNS", (own,))
-    monkeypatch.setattr(servers, "KINDS", ((*own, "draft=tiny_eagle3", "clock=engine"),))
-    asked = [option, "--limit", "2", "--visits", "1", "--results", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["servers.py", *asked])
-    servers.main()
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("clock=")]
-    for prompt_set in ("easy", "hard"):
-        assert any(re.search(rf"plain cost of {prompt_set} [+-]?[\d.]+ %$", line) for line in said)
-    assert re.search(r"prediction error median .* over \d+ cells", said[-1])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("few_samples")
-@needs_llamacpp
-def test_the_benchmark_of_servers_holds_one_k_against_all_of_other_and_of_the_same_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    servers = script("servers")
-    monkeypatch.setattr(servers, "DECIDED", (*servers.DECIDED, "new_tokens=12"))
-    sizes = "--runs 1 --limit 4 --visits 1"
-    words = ["--decided", *sizes.split(), "--results", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["servers.py", *words])
-    servers.main()
-    said = [x for x in capsys.readouterr().out.splitlines() if x.startswith(("seed 0", "same K"))]
-    one, every, again, agreement = said
-    assert re.search(r"until=decided: K=.* [1-4] speculating servers, \d+ s; K=", one)
-    assert re.search(r"until=all: K=.* \d speculating servers, \d+ s; K=1 .* K=8 ", every)
-    # The K that all have named, of the requests that named it
-    (k,) = re.findall(r"all: K=(\d)", every)
-    assert re.search(rf"its requests at one K: K={k}, .* upper / lower bound [\d.]+$", again)
-    assert re.fullmatch(
-        r"same K in [01] of 1, interval no wider in [01] of 1 \([\d.]+ times as wide in the mean\),"
-        r" of the same requests in [01] of 1 \([\d.]+ times\), at most [1-4] speculating servers",
-        agreement,
-    )
 
 
 def test_the_cost_of_replay_stands_next_to_the_loops(
@@ -316,23 +199,6 @@ def test_the_cost_of_replay_stands_next_to_the_loops(
     assert "One audition: 24 target tokens" in out  # two prompts at three temperatures
     assert "total / generation alone: " in out
     assert "the loop in all 96 cells: " in out
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("few_samples")
-def test_the_default_sweep_is_held_against_the_grid_that_it_replaces(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    compared = script("default_sweep")
-    few = {name: (*keys, "prompts.limit=2") for name, keys in compared.WAYS.items()}
-    monkeypatch.setattr(compared, "WAYS", few)
-    words = "--seeds 1 k=[1] temperature=[0] new_tokens=4 threads=1"
-    monkeypatch.setattr(sys, "argv", ["default_sweep.py", *words.split()])
-    compared.main()
-    text = capsys.readouterr().out
-    assert re.search(r"grid of 16 prompts +│ \d of 1 +│ \d of 2", text)
-    assert re.search(r"default +│ \d of 1 +│ \d of 2", text)
-    assert re.search(r"Opposite decisions: \d+\.", text)
 
 
 def test_the_widened_target_says_what_the_shipped_one_says(tmp_path: Path) -> None:

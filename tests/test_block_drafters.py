@@ -1,6 +1,7 @@
 """Medusa heads and DFlash drafters: read in each layout, lossless, scored as the loop runs them."""
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,14 +14,13 @@ import pytest
 import torch
 from checks_of_heads import (
     SAMPLED,
-    SAMPLINGS,
     VOCABULARY,
+    HeadContract,
     asked,
     assert_llamacpp_drafts_as_replayed,
+    assert_refused,
     assert_replay_counts_the_loops_rounds,
-    assert_scores_are_the_loops,
     enumerate_all,
-    gap_in_standard_errors,
     gaps,
     keeping,
     number_of,
@@ -288,15 +288,15 @@ def head(request: pytest.FixtureRequest, target: LoadedModel, folders: dict[str,
 # ---- the loop and replay -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("forward", sample([LeanModel, CachedModel], LeanModel))
-def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
-    target: LoadedModel, head: Head, forward: type[CachedModel]
-) -> None:
-    """At every K, also where the drafter drafts fewer tokens at most."""
-    ks = (1, 3, 8) if forward is LeanModel else (3,)
-    model = keeping(target, head, forward)
-    counts = assert_replay_counts_the_loops_rounds(model, head, ks)
-    assert counts[max(ks)].acceptance_rate > 0.2
+class TestBlockDrafter(HeadContract):
+    """Replayed at every K, also where the drafter drafts fewer tokens at most."""
+
+    ks, least, depth, many = (1, 3, 8), 0.2, 8, 2000
+
+
+@pytest.mark.exhaustive
+def test_replay_counts_the_rounds_on_transformers_forward(target: LoadedModel, head: Head) -> None:
+    assert_replay_counts_the_loops_rounds(keeping(target, head, CachedModel), head, (3,))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=str)
@@ -312,25 +312,11 @@ def test_rounds_that_end_after_an_unlikely_token_are_those_replayed(
     assert (np.abs(off.sum(axis=1)) <= 3 * np.sqrt(np.square(off).sum(axis=1))).all()
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_scores_are_those_of_the_loops_own_rounds_from_every_start(
-    target: LoadedModel, head: Head, sampling: SamplingParameters
-) -> None:
-    assert_scores_are_the_loops(keeping(target, head), head, sampling, 8)
-
-
 def test_adaptive_drafting_is_replayed_exactly_where_fewer_tokens_are_drafted_than_k(
     target: LoadedModel, head: Head
 ) -> None:
     requests = [replace(request, k=8) for request in asked(GREEDY)]
     assert np.abs(gaps(requests, keeping(target, head), head, 0.5)).max() < 1e-9
-
-
-@pytest.mark.parametrize("generations", [24, pytest.param(2000, marks=pytest.mark.exhaustive)])
-def test_rounds_at_temperature_1_are_those_that_replay_expects(
-    target: LoadedModel, head: Head, generations: int
-) -> None:
-    assert abs(gap_in_standard_errors(keeping(target, head), head, generations)) < 3
 
 
 # Its weights do nothing
@@ -538,12 +524,8 @@ def test_a_drafter_that_is_not_understood_is_refused_with_what_was_found(
     folders: dict[str, Path],
     tmp_path: Path,
 ) -> None:
-    shutil.copytree(folders[layout], tmp_path, dirs_exist_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text())
-    changed = {name: value for name, value in {**config, **change}.items() if value is not None}
-    (tmp_path / "config.json").write_text(json.dumps(changed))
-    with pytest.raises(UserError, match=says):
-        read(tmp_path, target, KINDS[layout])
+    made = assert_refused(folders[layout], KINDS[layout], target, tmp_path, **change)
+    assert re.search(says, made)
 
 
 def test_an_incomplete_drafter_is_refused(

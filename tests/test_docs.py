@@ -1,17 +1,14 @@
 """What the documents name exists, and what they say to type works."""
 
-import json
-import os
 import re
 import shlex
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from runs import outcome_of
 
-from harness import audition
+import modal_app
 from harness.cli import as_hydra_takes, compose
 from harness.config import SCHEMAS
 from harness.models.load import EMBEDDED
@@ -19,29 +16,6 @@ from tools import drafts_table, keys_page
 
 ROOT = Path(__file__).resolve().parents[1]
 TEST = re.compile(r"`(test_\w+)?::(test_\w+)`")
-
-
-# Modal's own command line, in a process without an account. Creating the app is left out, so that
-# an entrypoint's own code is called: it plans the jobs before it asks Modal for anything.
-IN_MODAL = """
-import json, sys
-from contextlib import nullcontext
-sys.path.append(sys.argv[1])
-import modal.cli.run
-from compositions import composed
-from harness import cli
-from click.testing import CliRunner
-from modal.cli.entry_point import entrypoint_cli
-modal.cli.run.run_app = lambda *_, **__: nullcontext()
-cli._composed = composed
-def typed(words):
-    sys.argv = ["modal", *words]
-    result = CliRunner().invoke(entrypoint_cli, words)
-    error = result.exception
-    error = getattr(error, "__cause__", None) or error
-    return f"{type(error).__name__}: {error} {result.output}"
-print(json.dumps([typed(words) for words in json.load(sys.stdin)]))
-"""
 
 
 def modal_lines() -> list[str]:
@@ -58,29 +32,28 @@ def modal_lines() -> list[str]:
     return sorted({" ".join(line.split()) for line in full})
 
 
-@pytest.mark.exhaustive
+class Planned(Exception):
+    """The jobs of a launch are planned, and Modal would be asked for them."""
+
+
 def test_every_modal_line_of_the_documents_gets_as_far_as_the_missing_account(
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lines = [line for line in modal_lines() if line not in ("modal token new", "modal run")]
-    entrypoints = {name for line in lines for name in re.findall(r"modal_app\.py::(\w+)", line)}
-    assert {"smoke", "profile", "sweep", "snapshot", "audition", "server"} <= entrypoints
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MODAL_")}
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IN_MODAL, str(Path(__file__).parent)],
-        cwd=ROOT,
-        env={**env, "MODAL_CONFIG_PATH": str(tmp_path / "no-such.toml"), "HOME": str(tmp_path)},
-        input=json.dumps([shlex.split(line)[1:] for line in lines]),
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    answers = json.loads(ended.stdout.splitlines()[-1])
-    for line, answer in zip(lines, answers, strict=True):
-        assert answer.startswith("AuthError: Token missing"), (line, answer)
-        assert ("launch: " in answer) == line.startswith("modal run "), (line, answer)
+    def started(jobs: Sequence[object]) -> None:
+        assert jobs
+        raise Planned
+
+    monkeypatch.setattr(modal_app, "_started", started)
+    called = set[str]()
+    for line in modal_lines():
+        words = [word for word in shlex.split(line)[1:] if word != "--detach"]
+        if words[0] == "run" and len(words) > 1:
+            name, options = words[1].removeprefix("modal_app.py::"), words[2:]
+            names = (option.removeprefix("--") for option in options[::2])
+            with pytest.raises(Planned):
+                getattr(modal_app, name).info.raw_f(**dict(zip(names, options[1::2], strict=True)))
+            called.add(name)
+    assert {"smoke", "profile", "sweep", "snapshot", "audition", "server"} <= called
 
 
 def test_every_row_of_reliability_md_names_tests_that_exist() -> None:
@@ -147,24 +120,6 @@ def test_the_first_screen_has_commands_for_an_own_target_draft_and_prompts(
     front = "\n".join(lines[:FIRST_SCREEN])
     assert "GPU figures are not measured yet" in front
     assert "one request at a time" in front
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("no_plots")
-def test_an_audition_of_a_stored_run_works_as_it_is_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"`python -m harness.audition (traces_from=results/[^`]*)`", text)
-    monkeypatch.chdir(ROOT)
-    words = [*shlex.split(line), f"results_root={tmp_path}"]
-    monkeypatch.setattr("sys.argv", ["harness/audition.py", *words])
-    with pytest.raises(SystemExit) as end:
-        audition.main()
-    assert end.value.code == 0
-    shown = capsys.readouterr().out
-    assert "given times: 1.62)" in shown  # a round at K=5, which the harness did not time
-    assert shown.splitlines()[-1].startswith(f"run: {tmp_path}")
 
 
 def test_the_readmes_table_of_drafts_is_that_of_the_serving_lines() -> None:

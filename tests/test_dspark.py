@@ -1,6 +1,7 @@
 """DSpark drafters: both layouts, every Markov head, the loop, replay and upstream's arithmetic."""
 
 import json
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -9,17 +10,15 @@ from typing import Any
 import pytest
 import torch
 from checks_of_heads import (
-    SAMPLINGS,
     VOCABULARY,
+    HeadContract,
     assert_llamacpp_drafts_as_replayed,
-    assert_replay_counts_the_loops_rounds,
-    assert_scores_are_the_loops,
-    gap_in_standard_errors,
+    assert_refused,
     keeping,
     random_target,
 )
 from runs import needs_llamacpp, sample
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from stubs import CPU, GREEDY
 from test_block_drafters import (
     dflash_folder,
@@ -35,7 +34,6 @@ from transformers import Qwen3Config
 
 from harness.config import DraftConf, ModelConf
 from harness.decoding.heads import HeadDrafter
-from harness.decoding.sampling import SamplingParameters
 from harness.models.heads.dflash import DFlashNetwork
 from harness.models.heads.dspark import DSparkHead, DSparkNetwork, MarkovHead
 from harness.models.load import LoadedModel, load
@@ -145,25 +143,8 @@ def head(
     return network.with_cache(VOCABULARY)
 
 
-def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
-    target: LoadedModel, head: DSparkHead
-) -> None:
-    counts = assert_replay_counts_the_loops_rounds(keeping(target, head), head, (1, 3, 6))
-    assert counts[6].acceptance_rate > 0.1
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=str)
-def test_scores_are_those_of_the_loops_own_rounds_from_every_start(
-    target: LoadedModel, head: DSparkHead, sampling: SamplingParameters
-) -> None:
-    assert_scores_are_the_loops(keeping(target, head), head, sampling, 6)
-
-
-@pytest.mark.parametrize("generations", [24, pytest.param(2000, marks=pytest.mark.exhaustive)])
-def test_rounds_at_temperature_1_are_those_that_replay_expects(
-    target: LoadedModel, head: DSparkHead, generations: int
-) -> None:
-    assert abs(gap_in_standard_errors(keeping(target, head), head, generations)) < 3
+class TestDSpark(HeadContract):
+    ks, least, depth, many = (1, 3, 6), 0.1, 6, 2000
 
 
 def test_a_draft_depends_on_the_drafts_before_it(target: LoadedModel, head: DSparkHead) -> None:
@@ -234,11 +215,7 @@ def test_logits_are_dflashs_with_the_bias_of_the_token_before(
     [
         ("deepspec", {"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel.*; read here"),
         ("deepspec", {"model_type": "deepseek_v4"}, "not a DSpark drafter in a layout"),
-        (
-            "speculators",
-            {"speculators_model_type": "dflash"},
-            "type dflash; read here are DeepSpec",
-        ),
+        ("speculators", {"speculators_model_type": "dflash"}, "type dflash; read here are"),
         ("deepspec", {"markov_head_type": "lstm"}, "a Markov head of the type lstm"),
         ("deepspec", {"block_size": None}, "has no block_size, which a DSpark drafter needs"),
         ("specforge", {"dspark_config": {"shift": 1}}, "a DSpark drafter with shift, which is not"),
@@ -255,11 +232,8 @@ def test_a_drafter_that_is_not_understood_is_refused_with_what_was_found(
     change: dict[str, Any],
     says: str,
 ) -> None:
-    config = json.loads((folders[layout] / "config.json").read_text())
-    save_file(load_file(folders[layout] / "model.safetensors"), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(UserError, match=says):
-        read(tmp_path, target, "dspark")
+    made = assert_refused(folders[layout], "dspark", target, tmp_path, **change)
+    assert re.search(says, made)
 
 
 # ---- llama.cpp -----------------------------------------------------------------------------------

@@ -6,18 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from checks_of_heads import (
-    LAYERS,
-    SAMPLED,
-    VOCABULARY,
-    assert_replay_counts_the_loops_rounds,
-    assert_scores_are_the_loops,
-    keeping,
-    random_target,
-)
+from checks_of_heads import LAYERS, VOCABULARY, HeadContract, random_target
 from runs import assert_replay_is_exact, ran, sample
 from safetensors.torch import load_file, save_file
-from stubs import GREEDY
 from torch import nn
 from transformers import DynamicCache, Qwen2Config, Qwen2Model
 
@@ -145,6 +136,7 @@ def test_drafts_are_those_of_transformers_layer_row_by_row(
     target: LoadedModel, head: LayerHead
 ) -> None:
     network, text = head.network, torch.tensor([[3, 7, 1, 9, 4, 4, 12]])
+    assert network.layers == (LAYERS,)
     assert isinstance(network, EagleNetwork)
     layer = layer_of_transformers(network)
     embed: Any = network.embed_tokens
@@ -169,18 +161,8 @@ def test_drafts_are_those_of_transformers_layer_row_by_row(
         torch.testing.assert_close(logits, output(passes[0]))
 
 
-def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
-    target: LoadedModel, head: LayerHead
-) -> None:
-    assert head.network.layers == (LAYERS,)
-    assert_replay_counts_the_loops_rounds(keeping(target, head), head, (1, 4), budget=30)
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=str)
-def test_scores_are_those_of_the_loops_own_steps(
-    target: LoadedModel, head: LayerHead, sampling: Any
-) -> None:
-    assert_scores_are_the_loops(keeping(target, head), head, sampling, 3)
+class TestEagle(HeadContract):
+    ks, budget = (1, 4), 30
 
 
 @pytest.mark.parametrize(

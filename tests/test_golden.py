@@ -21,16 +21,16 @@ FOUNDING = sp.StepTimes(DRAFT_MS / 1e3, TARGET_MS / 1e3)
 ROUNDS = sp.RoundTimes.from_steps(FOUNDING, 10)
 
 
-# By K: ideal ms per token and speedup by the formula, both as the post printed them, break-even.
+# By K: ideal ms per token, speedup, break-even
 IDEAL = {
-    1: ("26.01", "1.151", "25.51", "1.17", "0.738"),
-    2: ("24.70", "1.211", "24.70", "1.21", "0.814"),
-    3: ("24.05", "1.244", "24.15", "1.24", "0.856"),
-    4: ("23.66", "1.265", "23.77", "1.26", "0.882"),
-    5: ("23.39", "1.279", "23.49", "1.27", "0.901"),
-    6: ("23.21", "1.289", "23.27", "1.29", "0.914"),
-    8: ("22.96", "1.303", "22.95", "1.30", "0.932"),
-    10: ("22.80", "1.312", "22.73", "1.32", "0.944"),
+    1: ("26.01", "1.151", "0.738"),
+    2: ("24.70", "1.211", "0.814"),
+    3: ("24.05", "1.244", "0.856"),
+    4: ("23.66", "1.265", "0.882"),
+    5: ("23.39", "1.279", "0.901"),
+    6: ("23.21", "1.289", "0.914"),
+    8: ("22.96", "1.303", "0.932"),
+    10: ("22.80", "1.312", "0.944"),
 }
 
 
@@ -48,17 +48,10 @@ def break_even(k):
 
 @pytest.mark.parametrize("k", IDEAL)
 def test_ideal_speedup_and_break_even_follow_from_the_two_latencies(k):
-    ms, speedup, _, _, needed = IDEAL[k]
+    ms, speedup, needed = IDEAL[k]
     assert shown(1e3 * FOUNDING.round_s(k) / (k + 1), ms)
     assert shown(ROUNDS.speedup(k + 1.0, k), speedup)
     assert shown(break_even(k), needed)
-
-
-def test_the_rows_of_the_posts_ideal_table_that_do_not_follow_from_its_formula():
-    ms = {k: 1e3 * FOUNDING.round_s(k) / (k + 1) for k in IDEAL}
-    assert {k for k in IDEAL if not shown(ms[k], IDEAL[k][2])} == {1, 3, 4, 5, 6, 8, 10}
-    ideal = {k: ROUNDS.speedup(k + 1.0, k) for k in IDEAL}
-    assert {k for k in IDEAL if not shown(ideal[k], IDEAL[k][3])} == {1, 5, 10}
 
 
 NEEDED_AT_4 = break_even(4)
@@ -78,12 +71,6 @@ def test_an_acceptance_rate_at_k_4_is_far_below_the_alpha_it_stands_for(rate):
     assert ROUNDS.speedup(1 + 4 * rate, 4) < 1.0
 
 
-def test_a_rate_that_looks_like_a_loss_can_be_a_win():
-    """An acceptance_rate of .76 at K = 4 is below the break-even alpha .882, and yet it wins."""
-    assert NEEDED_AT_4 > 0.76
-    assert ROUNDS.speedup(1 + 4 * 0.76, 4) > 1.0
-
-
 def test_acceptance_against_temperature_peaks_at_0_7():
     alphas = {t: ac.alpha_from_acceptance_rate(r / 100, 4) for t, r in TEMPERATURE_RATES.items()}
     assert max(alphas, key=alphas.__getitem__) == 0.7
@@ -92,50 +79,6 @@ def test_acceptance_against_temperature_peaks_at_0_7():
 
 
 # Other founding documents.
-
-TEN_TIMES_AS_FAST = sp.RoundTimes.from_steps(sp.StepTimes(0.1, 1.0), 5)
-
-
-@pytest.mark.parametrize(
-    ("rate", "printed", "formula"),
-    [
-        (1.0, 3.5, "3.57"),
-        (0.8, 3.0, "3.00"),
-        (0.6, 2.4, "2.43"),
-        (0.4, 1.8, "1.86"),
-        (0.2, 1.3, "1.29"),
-    ],
-)
-def test_the_linear_table_of_a_rust_engine(rate, printed, formula):
-    """d = 20 ms, t = 200 ms, K = 4. Two rows were printed cut rather than rounded."""
-    value = TEN_TIMES_AS_FAST.speedup(1 + 4 * rate, 4)
-    assert shown(value, formula)
-    assert value == pytest.approx(printed, abs=0.1)
-
-
-def test_its_40_percent_warning_counts_accepted_over_emitted():
-    """A third rate: alpha .6 at K = 4 is 57 % of the emitted and 33 % of the drafted tokens."""
-    tokens = ac.expected_tokens_per_round(0.6, 4)
-    assert shown(100 * ac.accepted_over_emitted(tokens), "57")
-    assert shown(100 * ac.acceptance_rate_from_alpha(0.6, 4), "33")
-
-
-@pytest.mark.parametrize(
-    ("alpha", "claimed", "tokens", "speedup"),
-    [(0.5, 2.0, "1.97", "1.31"), (0.8, 3.5, "3.69", "2.46")],
-)
-def test_a_tutorials_speedups_leave_out_the_cost_of_its_draft(alpha, claimed, tokens, speedup):
-    """K = 5: the claims are about the tokens per round; at its c = .1 the speedups are lower."""
-    emitted = ac.expected_tokens_per_round(alpha, 5)
-    assert shown(emitted, tokens)
-    assert claimed == pytest.approx(float(tokens), rel=0.06)
-    assert shown(TEN_TIMES_AS_FAST.speedup(emitted, 5), speedup)
-
-
-def test_a_tutorials_25_tokens_per_second_are_neither_formulas():
-    """70B at 10 tok/s, 7B at 100 tok/s, K = 4, "70 %": 19.8 tok/s as alpha, 27.1 as a rate."""
-    assert shown(10 * TEN_TIMES_AS_FAST.speedup(ac.expected_tokens_per_round(0.7, 4), 4), "19.8")
-    assert shown(10 * TEN_TIMES_AS_FAST.speedup(1 + 4 * 0.7, 4), "27.1")
 
 
 # Papers.

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import io
 import pkgutil
 import re
 import time
@@ -13,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from runs import analysed, sample
 
 from harness import reporting
@@ -353,59 +351,6 @@ def test_a_phone_says_how_many_rows_of_the_grid_it_leaves_out_and_shows_them_whe
     assert page.evaluate(f"{of_grid}.length") == every
 
 
-@pytest.mark.exhaustive
-@browser.needs_chromium
-def test_at_a_desk_no_column_is_cut_off(
-    pages: dict[str, Path], tmp_path: Path, chromium: browser.Browser
-) -> None:
-    reporting.render(analysed("server"), tmp_path)
-    wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
-    for file in (*pages.values(), tmp_path / "report.html"):
-        page = chromium.page(file, width=1280)
-        page.evaluate("document.querySelector('details').open = true")
-        assert page.evaluate(f"{wide}.map(e => e.textContent.trim().slice(0, 40))") == []
-
-
-@browser.needs_chromium
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_row_of_the_answer_looks_as_if_it_paid_only_where_it_does(
-    width: int, tmp_path: Path, chromium: browser.Browser
-) -> None:
-    content = content_of(analysed("sweep"))
-    style = "getComputedStyle(document.querySelector('.grid tr.best%s'))['%s']"
-    shades: dict[str, str] = {}
-    for answer in ("yes", "no", "open", "none"):
-        file = tmp_path / f"{answer}.html"
-        file.write_text(html.report(replace(content, answer=answer), ()), encoding="utf-8")  # type: ignore[arg-type]
-        page = chromium.page(file, width=width)
-        shades[answer] = page.evaluate(style % ("", "background-color"))
-        # On a phone the row has the mark: one in its first cell would cover the text
-        marked = page.evaluate(style % (" th", "box-shadow")) != "none"
-        assert marked == (width == 1280)
-    assert len({shades["yes"], shades["no"], shades["open"]}) == 3
-
-
-@browser.needs_chromium
-@pytest.mark.parametrize(
-    ("media", "scheme", "dark"),
-    [("", "light", False), ("", "dark", True), ("print", "dark", False)],
-)
-def test_a_plot_is_ink_on_the_cards_colour_in_every_scheme(
-    media: str, scheme: str, dark: bool, pages: dict[str, Path], chromium: browser.Browser
-) -> None:
-    page = chromium.page(pages["sweep"], scheme=scheme)
-    page.emulate(media=media, scheme=scheme)
-    box = page.evaluate(
-        '(() => { const b = document.querySelector(".plot img").getBoundingClientRect();'
-        " return [b.left, b.top + scrollY, b.width, b.height]; })()"
-    )
-    picture = Image.open(io.BytesIO(base64.b64decode(page.screenshot(*box)))).convert("L")
-    shades: list[int] = sorted(picture.tobytes())
-    ground, ink = shades[len(shades) // 2], (shades[-1] if dark else shades[0])
-    assert (ground < 50, ground > 240) == (dark, not dark)
-    assert abs(ink - ground) > 150
-
-
 @browser.needs_chromium
 @pytest.mark.parametrize("name", sample(RUNS, "audition"))
 def test_a_printed_report_is_cut_off_nowhere(
@@ -419,15 +364,3 @@ def test_a_printed_report_is_cut_off_nowhere(
     )
     assert wide == []
     assert base64.b64decode(page.pdf()).startswith(b"%PDF")
-
-
-@browser.needs_chromium
-def test_the_environment_is_folded_away_until_it_is_asked_for(
-    pages: dict[str, Path], chromium: browser.Browser
-) -> None:
-    page = chromium.page(pages["sweep"])
-    shown = 'document.querySelector("details .pairs").checkVisibility()'
-    assert page.evaluate(shown) is False
-    page.evaluate('document.querySelector("details summary").focus()')
-    page.press("Enter")
-    assert page.evaluate(shown) is True

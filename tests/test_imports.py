@@ -412,11 +412,7 @@ DRAFTED_4 = json.dumps({**LLAMACPP, "stop_type": "limit", "timings": BUDGET_ENDE
         ([""], [], "no request in it"),
         (['{"a": 1}'], [], "line 1: no record that is known here; give answers of vLLM, SGLang"),
         (['{"usage": {}}'], [], "line 1: has no field 'completion_tokens'"),
-        (
-            [rounds(per_step_accepted="1,2")],
-            [],
-            'line 1: field per_step_accepted is "1,2"; it must be a list of whole numbers from 0',
-        ),
+        ([rounds(per_step_accepted="1,2")], [], 'line 1: field per_step_accepted is "1,2"; it'),
         ([rounds(), rounds(per_step_accepted=[1, -2])], [], "line 2: field per_step_accepted is"),
         ([rounds(k="four")], [], 'field k is "four"; it must be a whole number from 0'),
         ([rounds(temperature="hot")], [], 'field temperature is "hot"; it must be a number from 0'),
@@ -432,11 +428,7 @@ DRAFTED_4 = json.dumps({**LLAMACPP, "stop_type": "limit", "timings": BUDGET_ENDE
         ([json.dumps(VLLM)], ["temperature=[0]", "k=[0,2]"], "k: 2 entries for 1 files"),
         ([json.dumps(VLLM)], ["temperature=0", "k=[4]"], "says that its server drafted 2 tokens"),
         ([DRAFTED_4], ["k=[2]"], "k=2: {file} says that its server drafted 4 tokens per round"),
-        (
-            [DRAFTED_4],
-            ["temperature=1", "k=[4]"],
-            "temperature=1: {file} says that its requests ran at 0.5; leave temperature= out",
-        ),
+        ([DRAFTED_4], ["temperature=1", "k=[4]"], "temperature=1: {file} says that its requests"),
         (
             [json.dumps({**LLAMACPP, "stop_type": "eos"})],
             [],

@@ -344,16 +344,6 @@ def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(
     assert choosing.looks == [1, 2, 3], "nothing is left to measure after the last"
 
 
-def test_a_dry_run_says_what_will_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome_of("sweep", "dry_run=true", "verbose=true")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "64 prompts plainly, in batches, and replayed; then the K that is best by replay" in said
-    assert "in at most 4 looks of 16; the other K on 4 prompts of each set" in said
-    assert "at most 432 (repetitions=1), 128 of them in batches" in said
-    outcome_of("sweep", "dry_run=true", "until=all")
-    assert "160 (repetitions=1)" in capsys.readouterr().out
-
-
 # ---- the keys ------------------------------------------------------------------------------------
 
 

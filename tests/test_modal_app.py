@@ -224,67 +224,12 @@ def mounted(image: Any) -> dict[str, Path]:
     return files
 
 
-# What a container does, in a process that finds no other harness than the mounted one
-IN_CONTAINER = """
-import sys
-from pathlib import Path
-here = Path.cwd()
-others = [entry for entry in sys.path if not (Path(entry) / "harness").is_dir()]
-sys.path[:] = [str(here), *others]
-import harness, modal_app
-assert Path(harness.__file__).is_relative_to(here)
-import benchmarks.gpu
-from harness.commands import looks, timing
-from harness.measurement import round_times, step_times
-from harness.records import CopyBandwidth
-from harness.cloud.jobs import plan_jobs
-step_times.REPETITIONS, round_times.MOST_VISITS = 3, 2
-round_times.LEAST_ROUNDS, round_times.MOST_TOKENS = 4, 8
-step_times.WARMUP, step_times.MOST_REPEATS = 1, 0
-looks.LEAST_VISITS, looks.REQUESTS_PER_VISIT, looks.CELL_S = 1, 10_000, 0.0
-timing.copy_bandwidth = lambda *_: CopyBandwidth(10.0, 1, 1)
-(job,), _ = plan_jobs("sweep", sys.argv[1:], ["L4"])
-delivery = modal_app.on_gpu.local(job, str(here / "volume"))
-assert delivery.status == 0, delivery.error
-print(delivery.unpack(here / "results"))
-"""
-
-
 def test_the_image_mounts_every_file_that_a_command_may_read() -> None:
     files = mounted(modal_app.image)
     assert not any("__pycache__" in name for name in files)
     sources = {path.resolve() for path in files.values()}
     for path in (*(ROOT / "harness").rglob("*"), *(ROOT / "conf").rglob("*")):
         assert path.is_dir() or "__pycache__" in path.parts or path in sources
-
-
-@pytest.mark.exhaustive
-def test_a_command_runs_to_a_report_from_exactly_the_files_that_the_image_mounts(
-    tmp_path: Path,
-) -> None:
-    for target, source in mounted(modal_app.image).items():
-        place = tmp_path / Path(target).relative_to("/root")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(source.read_bytes())
-    (tmp_path / "modal_app.py").write_bytes((ROOT / "modal_app.py").read_bytes())  # Modal's doing
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IN_CONTAINER, *SWEEP],
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    folder = Path(ended.stdout.splitlines()[-1])
-    assert '<dt id="m-' in (folder / "report.html").read_text()
-    stored = load(folder)
-    assert (stored.manifest.status, stored.door) == ("complete", "sweep")
-    assert folder.name.endswith("_l4")
-    assert stored.manifest.cloud is not None
-    assert stored.manifest.cloud.asked_gpu == "L4"
-    assert stored.manifest.cloud.upgraded
 
 
 @pytest.mark.parametrize(

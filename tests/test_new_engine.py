@@ -1,6 +1,5 @@
 """An engine is added by one module and one line, as CONTRIBUTING says, and nothing else."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,16 +74,6 @@ def test_its_report_names_it(run: StoredRun) -> None:
     where = "On your server (Toy), one request at a time, temperature 0"
     assert f"{where}: serve tiny_good at K=2" in text
     assert f"--k {K}" in text
-
-
-@pytest.mark.exhaustive
-def test_two_runs_of_it_are_compared(run: StoredRun, tmp_path: Path) -> None:
-    folders = [str(each.folder) for each in (run, served(tmp_path, 2))]
-    outcome = report.run(ReportConfig(runs=folders, results_root=str(tmp_path)))
-    assert outcome.status == 0
-    assert outcome.folder is not None
-    text = (outcome.folder / "report.md").read_text(encoding="utf-8")
-    assert re.search(r"\| Toy +\| 1\.0 +\| tiny_good", text)
 
 
 @pytest.mark.usefixtures("run")

@@ -24,8 +24,6 @@ from runs import EXAMPLES, FROZEN, analysed, ran
 from server_answers import turns, vllm_answers, vllm_page
 from stand_in_server import StandIn
 
-from harness.analysis import analyse
-from harness.storage import load
 from harness.summary import to_json
 
 HERE = Path(__file__).parent
@@ -243,8 +241,7 @@ def same(stored: Any, made: Any) -> bool:
 @cache
 def made(name: str) -> Any:
     """What is compared of a stored run, as its summary.json would have it."""
-    summary = analysed(name) if name in FROZEN_RUNS else analyse(load(EXAMPLES / name))
-    return kept(json.loads(to_json(summary)))
+    return kept(json.loads(to_json(analysed(name))))
 
 
 def compared(name: str, now: Any, *, renew: bool) -> None:

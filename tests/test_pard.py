@@ -7,21 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from checks_of_heads import (
-    SAMPLINGS,
-    VOCABULARY,
-    assert_replay_counts_the_loops_rounds,
-    assert_scores_are_the_loops,
-    gap_in_standard_errors,
-    keeping,
-    random_target,
-)
+from checks_of_heads import VOCABULARY, HeadContract, random_target
 from random_models import qwen3
 from runs import assert_replay_is_exact, ran
 from served_pair import embedded
 
 from harness.config import DraftConf
-from harness.decoding.sampling import SamplingParameters
 from harness.models.heads.pard import PardHead, PardNetwork, load_pard, runs_from_every_start
 from harness.models.load import EMBEDDED, LoadedModel
 from harness.records import UserError
@@ -60,24 +51,8 @@ def test_rows_from_every_start_are_those_of_the_text_and_its_masks(head: PardHea
                 )
 
 
-def test_replay_counts_the_loops_rounds(target: LoadedModel, head: PardHead) -> None:
-    assert_replay_counts_the_loops_rounds(
-        keeping(target, head), head, (1, 7), ("ratio", "exact_match")
-    )
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_scores_are_the_loops(
-    target: LoadedModel, head: PardHead, sampling: SamplingParameters
-) -> None:
-    assert_scores_are_the_loops(keeping(target, head), head, sampling, 7)
-
-
-@pytest.mark.parametrize("generations", [24, pytest.param(5000, marks=pytest.mark.exhaustive)])
-def test_rounds_at_temperature_1_are_those_that_replay_expects(
-    target: LoadedModel, head: PardHead, generations: int
-) -> None:
-    assert abs(gap_in_standard_errors(keeping(target, head), head, generations)) < 3
+class TestPard(HeadContract):
+    ks, rules, depth = (1, 7), ("ratio", "exact_match"), 7
 
 
 # ---- a checkpoint --------------------------------------------------------------------------------

@@ -6,21 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from checks_of_heads import (
-    SAMPLINGS,
-    VOCABULARY,
-    assert_replay_counts_the_loops_rounds,
-    assert_scores_are_the_loops,
-    keeping,
-    random_target,
-)
+from checks_of_heads import VOCABULARY, HeadContract, assert_refused, random_target
 from runs import sample
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from test_block_drafters import fitted, randomised, read, samples_of, written
 from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
-from harness.decoding.sampling import SamplingParameters
 from harness.models.heads.peagle import PeagleHead, PeagleNetwork
 from harness.models.load import LoadedModel
 from harness.records import UserError
@@ -119,18 +111,8 @@ def head(
     return network.with_cache(VOCABULARY)
 
 
-def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
-    target: LoadedModel, head: PeagleHead
-) -> None:
-    counts = assert_replay_counts_the_loops_rounds(keeping(target, head), head, (1, 3, 9))
-    assert counts[3].acceptance_rate > 0.1
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=str)
-def test_scores_are_those_of_the_loops_own_rounds_from_every_start(
-    target: LoadedModel, head: PeagleHead, sampling: SamplingParameters
-) -> None:
-    assert_scores_are_the_loops(keeping(target, head), head, sampling, 9)
+class TestPeagle(HeadContract):
+    ks, depth = (1, 3, 9), 9
 
 
 def test_rows_are_those_of_llamas_layers_over_a_text_with_masks(
@@ -175,11 +157,7 @@ def test_rows_are_those_of_llamas_layers_over_a_text_with_masks(
     [
         ("specforge", {"ptd_token_id": None}, "not a P-EAGLE head in a layout that is known"),
         ("speculators", {"mask_token_id": None}, "its config.json has no mask_token_id"),
-        (
-            "speculators",
-            {"speculators_model_type": "eagle3"},
-            "speculators_model_type eagle3; read",
-        ),
+        ("speculators", {"speculators_model_type": "eagle3"}, "speculators_model_type eagle3"),
         ("speculators", {"norm_before_fc": True}, "a P-EAGLE head with norm_before_fc, which is"),
         ("speculators", {"mask_token_id": 99}, "a vocabulary of 100, and model=target has 16"),
     ],
@@ -192,11 +170,7 @@ def test_a_head_that_is_not_understood_is_refused_with_what_was_found(
     change: dict[str, Any],
     says: str,
 ) -> None:
-    config = json.loads((folders[layout] / "config.json").read_text())
-    save_file(load_file(folders[layout] / "model.safetensors"), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(UserError, match=says):
-        read(tmp_path, target, "peagle")
+    assert says in assert_refused(folders[layout], "peagle", target, tmp_path, **change)
 
 
 def test_a_head_without_its_mask_state_is_refused(

@@ -4,19 +4,15 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from stand_in_server import StandIn
 
-from harness import cli
 from harness.commands import progress as shown
 from harness.commands.progress import fetching, progress
-from harness.commands.run_lifecycle import Outcome
 from harness.engines.client import HttpClient
 
 Captured = pytest.CaptureFixture[str]
@@ -173,34 +169,3 @@ def test_nested_blocks_share_one_display_on_a_terminal(
     (frame,) = [part for part in err.split("timing rounds")[:1] if "generating" in part]
     assert "1/4" in frame
     assert "about 0:00:07 left" in frame
-
-
-@pytest.mark.parametrize(
-    ("command", "words", "does"),
-    [
-        ("sweep", ["draft=ngram"], "sweep of tiny with ngram"),
-        ("server", ["engine=vllm"], "server run of tiny with tiny_good on vllm"),
-        ("audition", ["drafts=[ngram]"], "audition of ngram for tiny"),
-        ("audition", ["combine=[a,b]"], "ranking the cards of 2 auditions"),
-        ("plan", ["run=a", "rate=20", "tpot_ms=9"], "plan for 20 requests/s from a"),
-        ("report", ["runs=[a,b]"], "report of a, b"),
-    ],
-)
-def test_every_command_says_what_it_does_before_its_modules_are_imported(
-    command: str, words: list[str], does: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-
-    @contextmanager
-    def noted(label: str) -> Iterator[None]:
-        seen.append(label)
-        yield
-
-    def implementation(name: str) -> SimpleNamespace:
-        seen.append(name)
-        return SimpleNamespace(run=lambda *_: Outcome(None))
-
-    monkeypatch.setattr(cli, "progress", noted)
-    monkeypatch.setattr(cli, "import_module", implementation)
-    assert cli.work(command, cli.compose(command, words)) == Outcome(None)
-    assert seen == [does, f"harness.commands.{command}"]

@@ -17,14 +17,12 @@ from rich.console import Console
 from runs import EXAMPLES, FROZEN, analysed, ran
 
 from harness import reporting
-from harness.analysis import analyse
 from harness.records import Failure
 from harness.reporting import markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
 from harness.reporting.pages import page_of, tables_of
 from harness.reporting.tables.specification import Column, table
-from harness.storage import load
 from harness.summary import MadeWith, ModelFacts, Summary
 
 HERE = Path(__file__).parent
@@ -104,7 +102,7 @@ def test_the_readme_shows_what_the_console_prints_first(pytestconfig: pytest.Con
     text = page.read_text(encoding="utf-8")
     head, fence, rest = text.partition("```text\n")
     shown, end, tail = rest.partition("```\n")
-    made = analyse(load(EXAMPLES / "embedded_sweep"))
+    made = analysed("embedded_sweep")
     answer = "\n\n".join(printed(made, 80, verbose=False).split("\n\n")[:2]) + "\n"
     if pytestconfig.getoption("renew_golden"):
         page.write_text(f"{head}{fence}{answer}{end}{tail}", encoding="utf-8")
@@ -117,7 +115,7 @@ def test_the_readme_shows_what_the_console_prints_first(pytestconfig: pytest.Con
 )
 def test_a_page_keeps_to_its_limits(name: str, summary_of: Callable[[str], Summary]) -> None:
     """Of words as a code host counts them, the bars of tables included."""
-    made = summary_of(name) if name in RUNS else analyse(load(EXAMPLES / name))
+    made = summary_of(name)
     content, page = content_of(made), page_of(made)
     assert len(markdown.report(content, (), HERE).split()) <= page.words
     assert len(content.tables) + (content.grid is not None) <= page.tables

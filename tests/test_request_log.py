@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import analysed, ran
+from runs import ran
 
+from harness.analysis import analyse
 from harness.analysis.setup import Setup, request_weights
 from harness.commands.plan import recorded_times
 from harness.config import PromptsConf
@@ -205,5 +206,5 @@ def test_strata_count_by_the_tokens_of_their_requests(log: str, tmp_path: Path) 
     again = ran("audition", f"traces_from={run.folder}", "latency.target_ms=5",
                 "latency.draft_ms=1", "drafts=[tiny_good]", f"results_root={tmp_path}")  # fmt: skip
     assert request_weights(Setup(again)) == requests
-    summary = analysed(str(run.folder))
+    summary = analyse(run)
     assert "sampled_log" in {each.code for each in summary.caveats}

@@ -49,8 +49,8 @@ from harness.storage import RESULT_COLUMNS, RunFolder, load, load_confidences, l
 from harness.storage import traces as stored_traces
 from harness.summary import DistributionTest, RunFacts, Summary, TextCheck
 
-CONFIG = load(FROZEN / "sweep").config
-TRIAL = load(FROZEN / "sweep").trials[1]
+SWEEP = load(FROZEN / "sweep")
+CONFIG, TRIAL = SWEEP.config, SWEEP.trials[1]
 TIMING = RoundTiming(0, "tiny", "tiny_good", 2, 0.0, 40, 1, 16, 29, 0.0123)
 TABLES = ("results.csv", "latency.csv", "latency_samples.csv")
 SUMMARY = Summary(RunFacts("sweep", "run", "running", None, "tiny", "tiny_good"))
@@ -205,9 +205,9 @@ def read_as_other_values(file: Path, flips: int, read: Callable[[], Any]) -> tup
 
 def test_a_flipped_bit_in_the_trials_is_never_read_as_other_values(folder: RunFolder) -> None:
     file = folder.path / "trials.jsonl"
-    other, refused = read_as_other_values(file, 50, folder.trials.read)
+    other, refused = read_as_other_values(file, 25, folder.trials.read)
     assert other == 0
-    assert refused >= 48  # the name of the first line's checksum is no value
+    assert refused >= 23  # the name of the first line's checksum is no value
 
 
 def test_a_flipped_bit_in_the_traces_is_never_read_as_other_values(folder: RunFolder) -> None:
@@ -222,9 +222,9 @@ def test_a_flipped_bit_in_any_other_file_is_named(folder: RunFolder, name: str) 
         tables = [table.to_csv() for table in (stored.results, stored.latency_samples)]
         return repr([stored.config, stored.summary, *tables, stored.latency.to_csv()])
 
-    other, refused = read_as_other_values(folder.path / name, 12, read)
+    other, refused = read_as_other_values(folder.path / name, 6, read)
     assert other == 0
-    assert refused >= 11  # white space of checksums.json itself is no content
+    assert refused >= 5  # white space of checksums.json itself is no content
 
 
 def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFolder) -> None:

@@ -77,35 +77,6 @@ def test_a_penalised_greedy_text_is_transformers_own_and_the_same_at_every_k(
     assert_replay_is_exact(stored)
 
 
-@pytest.mark.exhaustive
-def test_an_audition_counts_the_rounds_under_a_penalty_and_stop_strings(tmp_path: Path) -> None:
-    options = ("decode.repetition_penalty=1.2", "decode.min_p=0.02", "decode.stop_strings=[' the']")
-    loop = ran("sweep", tmp_path / "loop", *SMALL, "temperature=[0]", "until=all", *options)
-    assert_replay_is_exact(loop)
-    more = (*options, "drafts=[tiny_good]")
-    replay = ran("audition", tmp_path / "replay", *SMALL, "temperature=[0]", *more)
-    measured = loop.results.query("k > 0 and source == 'measured'")
-    rounds = {(row.prompt_set, row.k): row.rounds for row in measured.itertuples()}
-    rows = replay.results.query("k > 0 and source == 'replayed'")
-    counts = {(row.prompt_set, row.k): row.rounds for row in rows.itertuples()}
-    assert counts == pytest.approx(rounds)
-
-
-@pytest.mark.exhaustive
-def test_sampled_tokens_follow_the_penalised_distribution(tmp_path: Path) -> None:
-    sampling = ("temperature=[2.0]", "decode.repetition_penalty=1.2", "decode.min_p=0.002")
-    hard = ("k=[2]", "prompts.sets=[hard]", "prompts.limit=2", "threads=1")
-    ran("snapshot", tmp_path, *hard, *sampling)
-
-
-@pytest.mark.exhaustive
-def test_a_draft_that_is_the_target_is_always_accepted_under_a_penalty(tmp_path: Path) -> None:
-    sampling = ("temperature=[1.0]", "decode.repetition_penalty=1.4", "decode.top_k=40")
-    copy = ("draft=tiny", "draft.name=copy", *SMALL, "k=[3]", "until=all")
-    trials = [trial for trial in ran("sweep", tmp_path, *copy, *sampling).trials if trial.k]
-    assert sum(trial.rejected or 0 for trial in trials) == 0
-
-
 def test_texts_end_with_the_token_that_completes_a_stop_string(tmp_path: Path) -> None:
     words = (*SMALL, "temperature=[0]", "until=all")
     stopped = ran("sweep", tmp_path, *words, "decode.stop_strings=['a','. ']")

@@ -132,20 +132,11 @@ def sampled(frame: pd.DataFrame) -> pd.DataFrame:
         (lambda frame: frame.iloc[:0], "has no rows"),
         (lambda frame: frame.drop(index=3), "needs one row per position"),
         (lambda frame: pd.concat([frame, frame.iloc[:1]]), "needs one row per position"),
-        (
-            lambda frame: frame.assign(temperature=1.0),
-            "above temperature 0 and no column target_logprob",
-        ),
-        (
-            lambda frame: frame.assign(draft_is_argmax="likely"),
-            "row 1: column draft_is_argmax has 'likely', which is no number",
-        ),
+        (lambda frame: frame.assign(temperature=1.0), "above temperature 0 and no column"),
+        (lambda frame: frame.assign(draft_is_argmax="likely"), "row 1: column draft_is_argmax"),
         (lambda frame: frame.assign(token=None), "column token has rows without a number"),
         (lambda frame: with_value(frame, "prompt", None), "row 3: column prompt is empty; give"),
-        (
-            lambda frame: frame.assign(draft_is_argmax=3),
-            "row 1: column draft_is_argmax has 3, which cannot be; give true or false",
-        ),
+        (lambda frame: frame.assign(draft_is_argmax=3), "row 1: column draft_is_argmax has 3"),
         (
             lambda frame: with_value(frame, "draft_is_argmax", None),
             "row 3: column draft_is_argmax is empty; give true or false",
@@ -165,14 +156,8 @@ def sampled(frame: pd.DataFrame) -> pd.DataFrame:
             lambda frame: with_value(sampled(frame), "draft_logprob", None),
             "row 3: column draft_logprob is empty, and texts above temperature 0 need it",
         ),
-        (
-            lambda frame: sampled(frame).assign(draft_logprob=np.nan),
-            "row 1: column draft_logprob is empty, and texts above temperature 0 need it",
-        ),
-        (
-            lambda frame: frame.assign(start=frame["position"], offset=1),
-            r"position must be start \+ offset, both from 0",
-        ),
+        (lambda frame: sampled(frame).assign(draft_logprob=np.nan), "row 1: column draft_logprob"),
+        (lambda frame: frame.assign(start=frame["position"], offset=1), r"position must be start"),
         (
             lambda frame: frame.assign(start=[0, *[None] * (len(frame) - 1)], offset=0),
             "some rows have a start",
@@ -306,10 +291,7 @@ def test_a_plan_says_what_is_read_and_an_interrupted_run_is_continued(
         (TIMES, "scores_from: give model=, the target whose texts were scored"),
         (["model=tiny", *TIMES, "draft=tiny_good"], "draft: not with scores_from; drafts= says"),
         (["model=tiny", *TIMES, "drafts=auto"], "drafts=auto: not with scores_from"),
-        (
-            ["model=tiny", *TIMES, "drafts=[tiny_good]"],
-            r"drafts: the tables have no draft 'tiny_good'; they have \['ngram'\]",
-        ),
+        (["model=tiny", *TIMES, "drafts=[tiny_good]"], r"drafts: the tables have no draft"),
     ],
 )
 def test_what_does_not_go_with_tables_is_refused(

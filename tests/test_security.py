@@ -3,11 +3,11 @@
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from runs import FROZEN, ran, timed_little, without_plots
+from test_html import Parsed
 
 from harness import reporting
 from harness.analysis import analyse
@@ -33,24 +33,21 @@ PAYLOADS = (
 )
 
 
-class Elements(HTMLParser):
-    """The elements and attributes of a page, and its text."""
+class Elements(Parsed):
+    """The kinds of elements and attributes of a page, its links and its text."""
 
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: set[str] = set()
-        self.links: list[str] = []
-        self.text = ""
-        self.feed(page)
-        self.close()
+    @property
+    def found(self) -> set[str]:
+        tags = {tag for tag, _ in self.elements}
+        return tags | {f"{tag}.{name}" for tag, names in self.elements for name in names}
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.add(tag)
-        self.found |= {f"{tag}.{name}" for name, _ in attrs}
-        self.links += [value or "" for name, value in attrs if name in ("href", "src", "action")]
+    @property
+    def links(self) -> list[str]:
+        return [link for name in ("href", "src", "action") for link in self.values(name)]
 
-    def handle_data(self, data: str) -> None:
-        self.text += data
+    @property
+    def text(self) -> str:
+        return "".join(self.words)
 
 
 @pytest.fixture(scope="module")

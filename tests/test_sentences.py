@@ -6,11 +6,10 @@ from typing import Any, get_args
 import pytest
 
 from harness.analysis.caveats import MOST, RECORDS
-from harness.reporting.sentences import caveat_list, explanation, verdict
+from harness.reporting.sentences import caveat_list, verdict
 from harness.summary import (
     Answer,
     Caveat,
-    Explanation,
     MeasuredPart,
     RunFacts,
     Summary,
@@ -123,32 +122,6 @@ def test_a_caveat_is_a_sentence_of_its_values(code: Any) -> None:
 
 def test_a_new_caveat_replaces_another_one() -> None:
     assert len(RECORDS) <= MOST
-
-
-EXPLAINED: dict[str, Any] = {
-    "draft": "small", "k": 4, "temperature": 0.0, "c": 0.3, "largest_c": 0.2,
-    "factors": ("expensive_verify", "slow_draft"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"factors": ()},
-        {"largest_c": -0.1},
-        {"factors": ("slow_loop",)},
-    ],
-)  # fmt: skip
-def test_an_explanation_names_what_would_change_the_verdict(changes: dict[str, Any]) -> None:
-    """Another text for each; what a run has of it is in the golden reports."""
-    usual, said = (
-        explanation.explanation(Summary(RUN, explanation=Explanation(**{**EXPLAINED, **each})))
-        for each in ({}, changes)
-    )
-    assert said
-    assert (said == usual) == (not changes)
-    assert "None" not in " ".join(said)
 
 
 @pytest.mark.parametrize(

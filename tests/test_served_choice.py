@@ -281,29 +281,9 @@ def test_what_measures_every_k_does_so_by_default_and_refuses_to_choose_one(
     words: list[str], named: str
 ) -> None:
     asked = [*GRID, *words]
-    assert compose("server", asked).until == "all"
+    assert [compose("server", each).until for each in (GRID, asked)] == ["decided", "all"]
     with pytest.raises(UserError, match=f"until=decided: not with {named}"):
         compose("server", [*asked, "until=decided"])
-
-
-def test_one_k_is_measured_by_default_and_an_unknown_word_is_refused() -> None:
-    assert compose("server", GRID).until == "decided"
-    assert compose("server", [*GRID, "until=all"]).until == "all"
-    with pytest.raises(UserError, match="is unknown; use one of decided, all"):
-        compose("server", [*GRID, "until=soon"])
-
-
-def test_a_plan_says_what_is_asked_of_which_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [f"results_root={tmp_path}", *GRID, "dry_run=true", "verbose=true"]
-    assert command.run(compose("server", words)).folder is None
-    plan = " ".join(capsys.readouterr().out.split())
-    assert "plain, K = 2, K = 3 and at most 1 more" in plan
-    # The plain texts, then plain decoding and one K in two visits
-    assert f"{2 * PROMPTS * (1 + 2 * VISITS)} of 12 tokens at most" in plan
-    # 8 prompts in two visits: plain and two K, then plain and one, each at two budgets
-    assert f"at most {8 * VISITS * 5 * 2} more requests" in plan
 
 
 # ---- looks and the budget ------------------------------------------------------------------------

@@ -1,25 +1,16 @@
 """Tables and plots show what real runs write, and each number under its own name."""
 
-import importlib
-import pkgutil
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any
 from xml.etree import ElementTree
 
-import pytest
-from runs import FROZEN, analysed, ran, timed_little, without_plots
-from server_answers import turns, vllm_answers, vllm_page
-from stand_in_server import StandIn
-from timed_server import stored_timed
+from runs import FROZEN, analysed
 
 from harness import formatting as fmt
 from harness.analysis import analyse
 from harness.records import MachineLoad, ResultRow
-from harness.reporting import plots, tables
-from harness.reporting.content import content_of
-from harness.reporting.pages import PAGES, brief_tables, tables_of
-from harness.reporting.plots import style
+from harness.reporting import plots
+from harness.reporting.pages import tables_of
 from harness.reporting.tables import leaderboard
 from harness.reporting.tables.specification import Cell, Column, Table, table
 from harness.reporting.tables.sweep import cells_table
@@ -27,78 +18,6 @@ from harness.storage import load
 from harness.summary import Summary
 
 RUNS = ("sweep", "sweep_replay", "audition", "profile", "breakeven", "snapshot", "server")
-SMALL = ("prompts.limit=2", "new_tokens=8", "threads=1", "k=[2]")
-# Small runs of what the stored ones lack
-MADE = (
-    ("sweep", *SMALL, "temperature=[0.0]", "decode.acceptance=0.6"),
-    ("snapshot", *SMALL, "temperature=[1.0]"),
-    ("breakeven", "acceptance_by_position=[0.7,0.5]", "draft_ms=2", "target_ms=20"),
-    ("report", "runs=[{frozen}/sweep,{frozen}/sweep_small,{frozen}/server]"),
-    ("sweep", *SMALL, "temperature=[0.0]", "decode.stop=threshold"),
-    ("server", *SMALL, "k=[1,2,4]", "temperature=[0.0,1.0]", "engine=own", "repetitions=2"),
-    ("plan", "run={timed}", "rate=20", "tpot_ms=30", "seeds=2", "requests=100"),
-)
-BUSY = "a run on a busy machine"
-# Columns that no run here fills, a whole table's by its name; and the run that would
-UNFILLED = {
-    **dict.fromkeys(
-        (
-            *("leaderboard.DROPPED", "leaderboard.RANKS dropped after prompts"),
-            "leaderboard.BRIEF dropped after prompts",
-        ),
-        "an audition of more than eight prompts of a set, with a draft that loses",
-    ),
-    "leaderboard.SETS": "a run of more prompt sets than the grid has columns for",
-    "sweep.CELLS prompts": "a sweep in looks of more than eight prompts of a set",
-    "sweep.CELLS timing": BUSY,
-    "sweep.TEXTS first difference": "a snapshot whose texts differ",
-    "sweep.TEXTS target margin": "a snapshot whose texts differ",
-    "sweep.TEXTS speculative margin": "a snapshot whose texts differ",
-    "served.SCHEDULE tie with": "a server under load whose K are about as fast",
-    "cards.CARDS": "auditions on several cards",
-    "cards.COSTS": "no run: what a dry run prints",
-    "comparison.COLUMNS status": "a comparison with a cell that did not complete",
-    "served.LOADS visits": "a server that ended before the last visit",
-    "served.LOADS slots": "a server that decodes fewer requests at a time than are sent",
-    "served.LOADS K by": "a server whose K changes",
-    "served.GATES ties": "a server whose texts differ",
-    "served.GATES real differences": "a server whose texts differ",
-    **{
-        f"plan.{name} USD {per}": "a plan for a card with a price"
-        for name in ("CHOICES", "BRIEF")
-        for per in ("per hour", "per 10^6 tokens")
-    },
-    **{
-        f"served.LOADS {name}": "a server that is sent requests at a rate"
-        for name in ("requests per second", "queue")
-    },
-}
-# Parts of a summary that no run here has, likewise
-UNWRITTEN = {
-    "an audition on a card with a price": {
-        "price_per_hour_usd", "plain_usd_per_million_tokens",
-    },
-    "auditions on several cards": {"cards"},
-    "an audition with a draft of another tokenizer": {"ineligible"},
-    "a run of which a part fails": {"failures"},
-    BUSY: {"unstable"},
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
-    root = tmp_path_factory.mktemp("made")
-    made, timed = list[Summary](), stored_timed(root)
-    with without_plots(), timed_little():
-        for command, *overrides in MADE:
-            asked = [text.format(frozen=FROZEN, timed=timed) for text in overrides]
-            made.append(analyse(ran(command, root, *asked)))
-        counting = StandIn(vllm_answers(**{"/metrics": turns(vllm_page)}))
-        asked = (f"metrics={counting.url}", "draft_ms=4", "target_ms=10")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("harness.commands.metrics.INTERVAL_S", 0.01)
-            made.append(analyse(ran("report", root, *asked)))
-    return [*(analysed(name) for name in RUNS), *made]
 
 
 def by_title(made: Summary, start: str) -> Table:
@@ -112,52 +31,6 @@ def texts(made: Summary, start: str, column: str) -> list[str]:
 def words(svg: str) -> str:
     return " | ".join("".join(node.itertext()) for node in ElementTree.fromstring(svg).iter()
                       if node.tag.endswith("}text"))  # fmt: skip
-
-
-def specified() -> dict[str, list[Column[Any]]]:
-    """Every column that stands in a module of tables, by "module.NAME" of its table."""
-    found: dict[str, list[Column[Any]]] = {}
-    for module in pkgutil.iter_modules(tables.__path__):
-        for name, value in vars(
-            importlib.import_module(f"{tables.__name__}.{module.name}")
-        ).items():
-            columns = value if isinstance(value, tuple) else (value,)
-            if columns and all(isinstance(column, Column) for column in columns):
-                found[f"{module.name}.{name}"] = list(columns)
-    return found
-
-
-@pytest.mark.exhaustive
-def test_every_column_has_a_value_in_some_real_run(summaries: list[Summary]) -> None:
-    made = [entry for one in summaries for entry in (*tables_of(one), *brief_tables(one))]
-    made += [grid for one in summaries if (grid := content_of(one).grid) is not None]
-    filled = {id(column) for entry in made for column in entry.columns}
-    unfilled = set[str]()
-    for name, columns in specified().items():
-        empty = [column for column in columns if id(column) not in filled]
-        alone = {f"{name} {column.one_line}" for column in empty}
-        unfilled |= {name} if len(empty) == len(columns) else alone
-    # Where others use the machine
-    filled_on_busy = {name for name, run in UNFILLED.items() if run == BUSY}
-    assert unfilled | filled_on_busy == set(UNFILLED)
-
-
-@pytest.mark.exhaustive
-def test_every_part_of_a_summary_is_written_by_some_real_run(summaries: list[Summary]) -> None:
-    names = {field.name for field in fields(Summary)}
-    written = {name for name in names for made in summaries if getattr(made, name)}
-    assert (names - written) | UNWRITTEN[BUSY] == set().union(*UNWRITTEN.values())
-
-
-@pytest.mark.exhaustive
-def test_every_plot_is_drawn_of_some_real_run(summaries: list[Summary]) -> None:
-    drawn: dict[str, str] = {}
-    with style.styled():
-        for one in summaries:
-            for name in PAGES[one.run.command].plots:
-                if name not in drawn and (plot := plots.MAKERS[name](one)) is not None:
-                    drawn[name] = plot.name
-    assert drawn == {name: name for name in plots.MAKERS}
 
 
 # A table's specification

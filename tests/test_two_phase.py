@@ -312,8 +312,8 @@ def test_a_run_may_stop_where_nothing_would_change():
 
 
 def test_intervals_hold_the_truth_and_ties_seldom_win():
-    ties = simulated("two phases", "plain", "near ties", 16, 30, [1])
-    gain = simulated("two phases", "heavy tails", "1.20x", 16, 10, [1])
+    ties = simulated("plain", "near ties", 16, 30, [1])
+    gain = simulated("heavy tails", "1.20x", 16, 10, [1])
     assert ties["reports with speculate"] <= 2
     assert gain["workload speculate"] >= 0.9 * gain["workload verdicts"]
     for kind in ("workload", "set"):

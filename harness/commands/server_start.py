@@ -484,7 +484,7 @@ def note_engine(folder: RunFolder, work: Workload, server: Server) -> None:
     alone = () if config.url is not None else product(sorted({1, most}), map(Role, work.ks))
     commands = [_command(folder, work, role, slots) for slots, role in alone]
     varying = {each.varying: _command(folder, work, each, most) for each in varying_roles(config)}
-    started: dict[Varying, ServerCommand] = {
+    others: dict[Varying, ServerCommand] = {
         name: each for name, each in varying.items() if each is not None
     }
     entry = ServingEngine(
@@ -500,7 +500,7 @@ def note_engine(folder: RunFolder, work: Workload, server: Server) -> None:
         started=config.url is None,
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
         commands=tuple(each for each in commands if each is not None),
-        varying=started,
+        varying=others,
         dtype=to_serve(folder, work, slots=1).dtype if work.adapter.spec.one_dtype else None,
     )
     if folder.manifest.engine is None:

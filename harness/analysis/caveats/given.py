@@ -9,7 +9,7 @@ from harness.summary import Counted, Values
 # share of all tokens, those of steps that drafted nothing are said
 FULL, PLAIN = 0.95, 0.05
 # The most that tokens per round of a smaller K were off replay's on the shipped prompt sets, with a
-# draft model and with a head (benchmarks/counters.py)
+# draft model and with a head (tests/test_running_server.py)
 MODEL_ERROR, HEAD_ERROR = 0.02, 0.041
 
 
