@@ -68,8 +68,6 @@ HELP = {"--help", "-h"}
 MOST_CHARACTERS = 300
 # Keys that there were, and names of a group as `draft=NAME`: what does their work now
 REMOVED = {
-    "acceptance_from": "acceptance_by_position= takes a benchmark's shares by position",
-    "baseline_from": "target_ms= takes a benchmark's time per token, mean_tpot_ms in vLLM's",
     "alpha": "python -m harness.breakeven latency_from=RUN tabulates alpha=",
     "confidences_from": "a plan is for no draft, one K, and K by load, which read no confidences",
     "decode.acceptance_from": "decode.acceptance= takes a run's acceptance by position",

@@ -1112,6 +1112,10 @@ class BreakevenConfig(CommandConfig):
     acceptance_by_position: list[float] | None = key(
         None, "measured share of rounds that kept at least j tokens", example="[0.7,0.5]"
     )
+    acceptance_from: str | None = key(
+        None, "acceptance from a file of `vllm bench serve --save-result`"
+    )
+    baseline_from: str | None = key(None, "target_ms from such a file without speculation")
     latency_from: str | None = key(None, "a run whose step and round times are used")
 
 

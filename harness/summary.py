@@ -57,7 +57,7 @@ VerdictReason = Literal[
     "server_not_lossless",
     # The timings cannot be right: k, prompt_set, speedup of the worst cell; clock: of a server
     "impossible_speedup",
-    "given_numbers",  # break-even; k, alpha, breakeven_alpha, near
+    "given_numbers",  # break-even; k, measured (by a server), alpha, breakeven_alpha, near
     "not_timed",  # the engine's rounds were not timed; draft, k
     "nothing_accepted",  # does_not_pay
 ]
@@ -1164,6 +1164,8 @@ class Summary:
     speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha
     rules_of_thumb: tuple[RuleOfThumb, ...] = ()
     from_acceptance: tuple[ResultRow, ...] = ()  # rows of `results` from a given acceptance
+    # By K, as a server measured its own speedups; where there are any, the verdict is of these
+    server_speedups: dict[int, float] = field(default_factory=dict[int, float])
     # Server
     served: ServedSummary | None = None
     # Report of a running server's counters

@@ -246,11 +246,11 @@ def test_every_key_that_was_removed_is_lacking_in_some_command() -> None:
 def test_a_path_with_a_space_that_the_shell_took_apart_is_shown_quoted(
     run: RunDoor, capsys: Captured
 ) -> None:
-    assert run(fail_with(AssertionError()), "latency_from=my", "bench.json") == 2
+    assert run(fail_with(AssertionError()), "acceptance_from=my", "bench.json") == 2
     said = "not of the form key=value; a value with a space is quoted: "
     assert capsys.readouterr() == (
         "",
-        f"error: 'bench.json': {said}'latency_from=my bench.json'\n",
+        f"error: 'bench.json': {said}'acceptance_from=my bench.json'\n",
     )
 
 

@@ -18,7 +18,7 @@ from harness.commands import metrics
 from harness.decoding.sampling import SamplingParameters
 from harness.engines import running
 from harness.engines.counters import Samples
-from harness.records import Rule, UserError
+from harness.records import Rule, TextTrace, UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun, load
 from harness.summary import RunningServer

@@ -87,6 +87,7 @@ CAVEATS: dict[str, dict[str, Any]] = {
     "other_card": {"card": "l4", "device": "NVIDIA H200"},
     "greedy_texts_differ": {"texts": 6, "equal": 3, "tie": 2, "different": 1, "not_judged": 0,
         "noise": 0.118, **FIRST},
+    "benchmark_requests": {"file": "b.json", "max_concurrency": None, "failed": 2},
     "texts_from": {"engine": "vllm", "version": "0.32.0", "url": "host:8000"},
     "throttled_card": {"reason": "power_cap", "throttled": 3, "samples": 9, "device": None},
     "spread_over_cards": {"role": "target", "cards": 2, "offloaded": False},

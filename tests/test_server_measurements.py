@@ -1,8 +1,8 @@
-"""Break-even from a given acceptance, and from a run's step times."""
+"""Break-even from a server's benchmark, and from a run's step times."""
 
 import json
+import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,81 @@ import pytest
 from runs import FROZEN
 
 from harness.analysis import analyse
-from harness.analysis.breakeven import acceptance_rows, answers_of, suggested_k
-from harness.analysis.cells import priced
+from harness.analysis.breakeven import suggested_k
 from harness.commands import breakeven
+from harness.commands.breakeven import read_benchmark
 from harness.config import BreakevenConfig
 from harness.records import RoundTiming, UserError
 from harness.storage import RunFolder, load
-from harness.summary import Answer
-from harness.theory.speedup import RoundTimes, StepTimes
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 PROFILE = str(FROZEN / "profile")
-POSITIONS = [0.8, 0.6, 0.45, 0.35]
+POSITIONS = "spec_decode_per_position_acceptance_rates"
+COUNTS = ("spec_decode_num_drafts", "spec_decode_draft_tokens", "spec_decode_accepted_tokens")
+BENCHMARK: dict[str, Any] = {
+    "mean_tpot_ms": 9.0,
+    "max_concurrency": 1,
+    "failed": 0,
+    "spec_decode_acceptance_rate": 55.0,
+    "spec_decode_acceptance_length": 3.2,
+    "spec_decode_num_drafts": 100,
+    "spec_decode_draft_tokens": 400,
+    "spec_decode_accepted_tokens": 220,
+    POSITIONS: [0.8, 0.6, 0.45, 0.35],
+}
+
+
+def write(file: Path, text: str) -> str:
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+def benchmark(folder: Path, **changes: Any) -> str:
+    """BENCHMARK as a file; a change to None leaves the field out."""
+    content = {name: value for name, value in {**BENCHMARK, **changes}.items() if value is not None}
+    return write(folder / "vllm.json", json.dumps(content))
+
+
+def test_positions_counts_or_rate_and_length_give_the_same_acceptance(tmp_path: Path) -> None:
+    left_out: list[dict[str, Any]] = [
+        {},
+        {POSITIONS: []},
+        dict.fromkeys((POSITIONS, *COUNTS)),
+    ]
+    for changes in left_out:
+        measured = read_benchmark("acceptance_from", benchmark(tmp_path, **changes))
+        assert (measured.k, measured.acceptance_rate) == (4, pytest.approx(0.55))
+        assert measured.positions == (() if changes else (0.8, 0.6, 0.45, 0.35))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"spec_decode_acceptance_rate": 120.0}, "is not a percentage"),
+        ({"spec_decode_num_drafts": -1}, "spec_decode_num_drafts=-1"),
+        ({"spec_decode_num_drafts": "many"}, "spec_decode_num_drafts='many'"),
+        ({POSITIONS: [0.5, 0.6]}, "0.6 follows 0.5"),
+        ({POSITIONS: [80.0, 60.0]}, f"{POSITIONS}=80.0: must be a number between 0 and 1"),
+        ({POSITIONS: 0.8}, "is not a list"),
+        ({POSITIONS: [0.8, 0.6]}, "does not agree with the 2.400"),
+        ({POSITIONS: None, "spec_decode_accepted_tokens": 900}, "9 tokens accepted of 4 drafted"),
+        (
+            {**dict.fromkeys((POSITIONS, *COUNTS)), "spec_decode_acceptance_rate": 0.55},
+            "is not a whole number",
+        ),
+        (
+            {**dict.fromkeys((POSITIONS, *COUNTS)), "spec_decode_acceptance_length": None},
+            "spec_decode_acceptance_length would be needed",
+        ),
+        (dict.fromkeys(BENCHMARK), "has neither mean_tpot_ms nor spec_decode_acceptance_rate"),
+    ],
+)
+def test_a_benchmark_that_cannot_be_says_which_field(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"^acceptance_from=") as refused:
+        read_benchmark("acceptance_from", benchmark(tmp_path, **changes))
+    assert says in str(refused.value)
 
 
 def judged(root: Path, **settings: Any) -> dict[str, Any]:
@@ -33,52 +96,64 @@ def judged(root: Path, **settings: Any) -> dict[str, Any]:
     return {**summary, "report": " ".join((folder / "report.md").read_text().split())}
 
 
-def test_an_acceptance_and_two_latencies_are_a_verdict(tmp_path: Path) -> None:
-    summary = judged(tmp_path, acceptance_by_position=POSITIONS, draft_ms=2.0, target_ms=13.4)
+def test_a_benchmark_and_two_latencies_are_a_verdict(tmp_path: Path) -> None:
+    summary = judged(tmp_path, acceptance_from=benchmark(tmp_path), draft_ms=2.0, target_ms=13.4)
     verdict = summary["verdict"]
     assert (verdict["decision"], verdict["k"], verdict["draft"]) == ("speculate", 4, None)
     assert verdict["speedup"] == pytest.approx(3.2 / (4 * 2 / 13.4 + 1))
     assert "Serve the draft at K=4" in summary["report"]
-    slow = judged(tmp_path, acceptance_by_position=POSITIONS, draft_ms=12.0, target_ms=13.4)
+    slow = judged(tmp_path, acceptance_from=benchmark(tmp_path), draft_ms=12.0, target_ms=13.4)
     assert (slow["verdict"]["decision"], slow["verdict"]["k"]) == ("does_not_pay", 0)
     assert "needs alpha >= 0.90 and has 0.80" in slow["report"]
 
 
-def answer_of(positions: Sequence[float], requests: int, draft_s: float, plain_s: float) -> Answer:
-    """The verdict of counters that rest on so many requests."""
-    ks = range(1, len(positions) + 1)
-    times = RoundTimes.from_steps(StepTimes(draft_s, plain_s), len(positions))
-    rows = [priced(row, times) for row in acceptance_rows({}, positions, ks)]
-    (answer,) = answers_of(rows, positions, requests)
-    return answer
-
-
 @pytest.mark.parametrize(
-    ("requests", "plain_s", "decision"),
+    ("requests", "target_ms", "decision", "says"),
     [
-        (7, 13.4, "undecided"),
-        (8, 6.0, "undecided"),
-        (200, 6.0, "speculate"),
-        (8, 1.0, "does_not_pay"),
+        (7, 13.4, "undecided", "7 requests do not decide it, and below 8 there is no interval"),
+        (8, 6.0, "undecided", "8 requests do not decide it (from the numbers given, interval by"),
+        (200, 6.0, "speculate", "Serve the draft at K=2: K=2 gives 1.44x [1.35, 1.53]"),
+        (8, 1.0, "does_not_pay", "Do not speculate: K=1 gives 0.60x [0.44, 0.76]"),
     ],
 )
-def test_few_requests_decide_only_what_they_can(
-    requests: int, plain_s: float, decision: str
+def test_a_benchmark_of_few_requests_decides_only_what_they_can(
+    tmp_path: Path, requests: int, target_ms: float, decision: str, says: str
 ) -> None:
-    answer = answer_of(POSITIONS, requests, 2.0, plain_s)
-    assert answer.decision == decision
-    assert (answer.speedup_lo is None) == (requests < 8)
+    measured = benchmark(tmp_path, completed=requests)
+    summary = judged(tmp_path, acceptance_from=measured, draft_ms=2.0, target_ms=target_ms)
+    assert summary["verdict"]["decision"] == decision
+    assert ("Serve the draft" in summary["report"]) == (decision == "speculate")
+    assert says in summary["report"]
 
 
-def test_the_interval_is_that_of_requests_whose_rounds_accept_alike() -> None:
+def test_the_interval_of_a_benchmark_is_that_of_requests_whose_rounds_accept_alike(
+    tmp_path: Path,
+) -> None:
     accepted = np.array([0, 4, 4, 1, 2, 4, 0, 3, 4, 4, 2, 0, 1, 4, 4, 3])  # of every round of each
     joint = [float((accepted >= position).mean()) for position in range(1, 5)]
-    answer = answer_of(joint, 16, 0.1, 10.0)  # so that K=4 is the best of four
+    counts = dict(zip(COUNTS, (1600, 6400, 100 * int(accepted.sum())), strict=True))
+    length = {"spec_decode_acceptance_length": 1.0 + float(accepted.mean())}
+    file = benchmark(tmp_path, completed=16, **{POSITIONS: joint}, **counts, **length)
+    costs = {"draft_ms": 0.1, "target_ms": 10.0}  # so that K=4 is the best of four
+    verdict = judged(tmp_path, acceptance_from=file, **costs)["verdict"]
     student = 2.8366  # of 15 degrees, two-sided 95 % for each of four
-    assert (answer.k, answer.speedup is None) == (4, False)
+    assert verdict["k"] == 4
     error = student * accepted.std() / 4 / (1 + accepted.mean())
-    ends = [(answer.speedup or 0.0) * (1 - error), (answer.speedup or 0.0) * (1 + error)]
-    assert [answer.speedup_lo, answer.speedup_hi] == pytest.approx(ends, rel=1e-4)
+    ends = [verdict["speedup_lo"], verdict["speedup_hi"]]
+    expected = [verdict["speedup"] * (1 - error), verdict["speedup"] * (1 + error)]
+    assert ends == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_the_server_measured_goes_before_the_arithmetic(tmp_path: Path) -> None:
+    plain = write(tmp_path / "plain.json", json.dumps({"mean_tpot_ms": 13.4}))
+    measured = benchmark(tmp_path, completed=200)
+    summary = judged(tmp_path, acceptance_from=measured, baseline_from=plain, draft_ms=2.0)
+    assert summary["verdict"]["speedup"] == pytest.approx(13.4 / 9.0)
+    # The requests bound the acceptance's error, not that of two measured times
+    assert (summary["verdict"]["speedup_lo"], summary["verdict"]["speedup_hi"]) == (None, None)
+    assert "measured by the server (from the numbers given, no interval)" in summary["report"]
+    assert re.search(r"\| 4 \|.*1\.49x.*2\.00x", summary["report"])
+    assert "max_concurrency: no limit" in summary["report"]
 
 
 def without_rounds(folder: Path) -> Path:
@@ -129,20 +204,31 @@ def test_a_run_that_timed_rounds_gives_them_and_not_what_its_steps_add_up_to(
     [
         ({}, "draft_ms: no value and no default; give draft_ms=... target_ms=..."),
         ({"draft_ms": 2.0}, "target_ms: no value and no default; give target_ms=..."),
-        ({"target_ms": 2.0, "latency_from": "a"}, "target_ms and latency_from: give one"),
+        ({"target_ms": 2.0, "baseline_from": "a"}, "target_ms and baseline_from: give one"),
         ({"draft_ms": 2.0, "latency_from": "a"}, "draft_ms and latency_from: give one"),
-        (
-            {"acceptance_rate": 0.5, "acceptance_by_position": [0.5]},
-            "acceptance_rate and acceptance_by_position: give one",
-        ),
+        ({"acceptance_rate": 0.5, "acceptance_from": "a"}, "acceptance_rate and acceptance_from"),
         ({"latency_from": "nowhere"}, "not a run folder"),
+        ({"baseline_from": "BENCHMARK", "draft_ms": 2.0}, "that server speculated"),
+        ({"acceptance_from": "PLAIN", "draft_ms": 2, "target_ms": 9}, "did not speculate"),
+        ({"acceptance_from": "{}{}", "draft_ms": 2, "target_ms": 9}, "not JSON"),
+        ({"acceptance_from": "[1]", "draft_ms": 2, "target_ms": 9}, "not a JSON object"),
+        ({"acceptance_from": "absent", "draft_ms": 2, "target_ms": 9}, "cannot be read"),
     ],
 )
 def test_what_cannot_be_used_is_refused_and_nothing_is_stored(
     settings: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
+    files = {
+        "BENCHMARK": benchmark(tmp_path),
+        "PLAIN": write(tmp_path / "plain.json", json.dumps({"mean_tpot_ms": 13.4})),
+        **{text: write(tmp_path / f"{len(text)}.json", text) for text in ("{}{}", "[1]")},
+    }
+    used: dict[str, Any] = {
+        key: files.get(value, value) if isinstance(value, str) else value
+        for key, value in settings.items()
+    }
     with pytest.raises(UserError) as refused:
-        breakeven.run(BreakevenConfig(results_root=str(tmp_path / "out"), **settings))
+        breakeven.run(BreakevenConfig(results_root=str(tmp_path / "out"), **used))
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()

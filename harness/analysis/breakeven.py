@@ -9,18 +9,19 @@ acceptance_rate. At a smaller K a list is estimated. With an acceptance there is
 uncertainty of such numbers is unknown: a rate without its rounds and a latency without its samples
 have no interval. A speedup within UNDECIDED_MARGIN of 1 is therefore undecided.
 
-Counters that say how many requests they rest on have a bound. All rounds of a request may accept
+A file that says how many requests it rests on has a bound. All rounds of a request may accept
 alike, so the tokens per round of one request vary at most as those of one round do, whose variance
 follows from the acceptance by position: with n requests the standard error of the mean is at most
 that round's deviation / sqrt(n), for requests of like length. Fewer than MIN_PROMPTS requests, or
-an interval by this bound that has 1 in it, decide nothing. It is the error of the acceptance alone.
+an interval by this bound that has 1 in it, decide nothing. It is the error of the acceptance alone:
+a speedup that a server measured has that of its clock as well, so it is given no interval.
 
 The rules of thumb are a Rust engine's documentation (draft five, better ten times as fast; K = 2 at
 low acceptance, 4 by default, 8 above 75 %, 16 above 85 %; a warning under 40 %). That warning
 counts accepted / emitted, a third rate besides acceptance_rate and alpha
 (harness/reporting/metrics.md). They are shown, never obeyed.
 
-Times of another run are in the manifest's entry `inputs`, a `MeasuredInputs`; they go before the
+Numbers that files gave are in the manifest's entry `inputs`, a `MeasuredInputs`; they go before the
 configuration's.
 """
 
@@ -55,9 +56,25 @@ SUGGESTED_K = ((0.85, 16), (0.75, 8), (WARNING, 4))
 
 
 @dataclass(frozen=True)
-class MeasuredInputs:
-    """Times of a run, under the keys of break-even's configuration that they fill; None without."""
+class ServerBenchmark:
+    """The acceptance and times of a server's benchmark."""
 
+    file: str  # where it was read
+    k: int | None  # None where the server did not speculate
+    positions: tuple[float, ...]  # acceptance by position, K shares; empty where the file has none
+    acceptance_rate: float | None  # accepted / drafted
+    seconds_per_token: float | None  # None where the file has none
+    concurrency: int | None  # most requests at once; None where the client did not limit them
+    failed: int
+    requests: int | None = None  # that were completed; None where the file has no count
+
+
+@dataclass(frozen=True)
+class MeasuredInputs:
+    """Numbers from files, under the keys of break-even's configuration that they fill."""
+
+    # draft_ms, target_ms, verify_ms, k, acceptance_rate, acceptance_by_position: None where no
+    # file has it.
     draft_ms: float | None = None
     target_ms: float | None = None
     verify_ms: tuple[float, ...] | None = None
@@ -65,6 +82,11 @@ class MeasuredInputs:
     plain_ms: float | None = None
     round_ms: dict[int, float] | None = None
     k: tuple[int, ...] | None = None
+    acceptance_rate: dict[int, float] | None = None
+    acceptance_by_position: tuple[float, ...] | None = None
+    # K to the speedup that the server itself measured.
+    served: dict[int, float] = field(default_factory=dict[int, float])
+    requests: int | None = None  # behind the acceptance; of a baseline too, the fewer
     caveats: tuple[Caveat, ...] = ()
 
 
@@ -80,7 +102,7 @@ class Inputs:
     # By the K that it was measured at.
     acceptance_rate: Mapping[int, float] = field(default_factory=dict[int, float])
     acceptance_by_position: tuple[float, ...] = ()  # empty where none was given
-    caveats: tuple[Caveat, ...] = ()  # on a run's times
+    measured: MeasuredInputs = field(default_factory=MeasuredInputs)  # what files say besides
 
 
 def from_run(run: str, latency: Latency, ks: Sequence[int]) -> MeasuredInputs:
@@ -106,8 +128,50 @@ def from_run(run: str, latency: Latency, ks: Sequence[int]) -> MeasuredInputs:
     return replace(inputs, plain_ms=1e3 * rounds.plain_s, round_ms=round_ms)
 
 
+def with_baseline(inputs: MeasuredInputs, baseline: ServerBenchmark) -> MeasuredInputs:
+    """The target's time per token from a benchmark of the server without speculation."""
+    if baseline.k is not None:
+        raise UserError(
+            f"baseline_from={baseline.file}: that server speculated; give one that did not"
+        )
+    assert baseline.seconds_per_token is not None  # a file with neither is refused when read
+    caveats = (*inputs.caveats, *_of_requests(baseline))
+    return replace(inputs, target_ms=1e3 * baseline.seconds_per_token, caveats=caveats)
+
+
+def with_acceptance(
+    inputs: MeasuredInputs,
+    speculative: ServerBenchmark,
+    ks: Sequence[int],
+    baseline: ServerBenchmark | None = None,
+) -> MeasuredInputs:
+    """The acceptance of a benchmark, and the server's own speedup where its baseline is known."""
+    k, rate = speculative.k, speculative.acceptance_rate
+    if k is None or rate is None:
+        raise UserError(
+            f"acceptance_from={speculative.file}: no spec_decode_acceptance_rate or other"
+            " spec_decode_* field: that server did not speculate"
+        )
+    plain_s = baseline.seconds_per_token if baseline else None
+    counts = (each.requests for each in (speculative, baseline) if each is not None)
+    served_s = speculative.seconds_per_token
+    return replace(
+        inputs,
+        k=tuple(sorted({*(inputs.k or ks), k})),
+        acceptance_rate=None if speculative.positions else {k: rate},
+        acceptance_by_position=speculative.positions or None,
+        served={k: plain_s / served_s} if plain_s and served_s else {},
+        requests=min((count for count in counts if count is not None), default=None),
+        caveats=(*inputs.caveats, *_of_requests(speculative)),
+    )
+
+
+def _of_requests(of: ServerBenchmark) -> Iterator[Caveat]:
+    return given.benchmark_requests.of(of.file, of.concurrency, of.failed)
+
+
 def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
-    """The configuration's numbers, a run's times in their place.
+    """The configuration's numbers, those measured by files in their place.
 
     Raises:
         UserError: times, alphas or acceptances that cannot be, or a K whose time is not known.
@@ -120,7 +184,7 @@ def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
     if len(set(config.alpha)) != len(config.alpha):
         raise UserError("alpha: a value is given twice; list each once")
     ks = tuple(sorted({k for k in measured.k or config.k if k > 0}))
-    positions = tuple(config.acceptance_by_position or ())
+    positions = tuple(measured.acceptance_by_position or config.acceptance_by_position or ())
     if positions:
         theory.acceptance_rate_from_positions(positions)  # refuses a bad list whatever k is
     times = StepTimes(
@@ -139,9 +203,9 @@ def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
         rounds_measured=bool(measured.round_ms),
         ks=ks,
         alphas=tuple(theory.check_share("alpha", alpha) for alpha in config.alpha),
-        acceptance_rate=_rates(config.acceptance_rate, ks),
+        acceptance_rate=_rates(measured.acceptance_rate or config.acceptance_rate, ks),
         acceptance_by_position=positions,
-        caveats=measured.caveats,
+        measured=measured,
     )
 
 
@@ -190,7 +254,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
     steps, rounds = latency.summary(""), latency.round_summary("")
     if inputs.rounds_measured:
         rounds = replace(rounds, source="rounds")
-    answers = answers_of(measured, positions)
+    answers = answers_of(measured, positions, inputs.measured.requests, inputs.measured.served)
     return Summary(
         run=run_facts(setup, rows),
         answers=answers,
@@ -203,11 +267,12 @@ def analyse_breakeven(setup: Setup) -> Summary:
         speedups_by_k=tuple(_by_alpha(iid, inputs.alphas)),
         rules_of_thumb=tuple(rules_of_thumb(inputs, measured, *answers)),
         from_acceptance=tuple(measured),
+        server_speedups=dict(inputs.measured.served),
     )
 
 
 def stored_inputs(run: StoredRun) -> MeasuredInputs:
-    """The times of another run that a run's manifest holds.
+    """The numbers from files that a run's manifest holds.
 
     Raises:
         UserError: the manifest has something else there.
@@ -273,21 +338,32 @@ def _row(k: int, alpha: float, rate: float, tokens: float) -> ResultRow:
 
 
 def answers_of(
-    measured: Sequence[ResultRow], positions: Sequence[float], requests: int | None = None
+    measured: Sequence[ResultRow],
+    positions: Sequence[float],
+    requests: int | None,
+    server_speedups: Mapping[int, float] | None = None,
 ) -> tuple[Answer, ...]:
-    """The one verdict, or none.
+    """The one verdict, or none. Speedups measured by a server go before computed ones.
 
     Args:
         positions: the acceptance by position that they are from; empty where it was a rate.
         requests: that these rest on; None where their source does not say.
+        server_speedups: by K, that a server itself measured.
     """
-    if not measured:
+    server_speedups = server_speedups or {}
+    speedups = {
+        row.k: server_speedups.get(row.k, row.speedup or 0.0)
+        for row in measured
+        if row.k in server_speedups or not server_speedups
+    }
+    if not speedups:
         return ()
-    row = max(reversed(measured), key=lambda row: (row.speedup or 0.0, -row.k))
-    speedup, interval = row.speedup or 0.0, None
+    k = max(speedups, key=lambda number: (speedups[number], -number))
+    speedup, row = speedups[k], next(row for row in reversed(measured) if row.k == k)
+    by_server = k in server_speedups
+    interval = None
     if requests is not None:
-        candidates = len({each.k for each in measured})
-        interval = _interval(speedup, row, positions, requests, candidates)
+        interval = _interval(speedup, row, positions, requests, len(speedups))
     few = requests is not None and requests < MIN_PROMPTS
     spans = interval is not None and interval.lo < 1.0 < interval.hi
     decision: Decision = "undecided"
@@ -296,22 +372,23 @@ def answers_of(
     answer = Answer(
         decision=decision,
         draft=None,
-        k=0 if decision == "does_not_pay" else row.k,
+        k=0 if decision == "does_not_pay" else k,
         temperature=None,
         prompt_set="all",
         speedup=speedup,
-        speedup_lo=interval and interval.lo,
-        speedup_hi=interval and interval.hi,
+        speedup_lo=None if by_server else interval and interval.lo,
+        speedup_hi=None if by_server else interval and interval.hi,
         reason="given_numbers",
         reason_values={
-            "k": row.k,
+            "k": k,
+            "measured": by_server,
             "alpha": row.alpha,
             "breakeven_alpha": row.breakeven_alpha,
             "near": UNDECIDED_MARGIN,
             "requests": requests if few or spans else None,
             "needed": MIN_PROMPTS if few else None,
         },
-        source="theory",
+        source="measured" if by_server else "theory",
     )
     return (answer,)
 
@@ -404,4 +481,4 @@ def _caveats(inputs: Inputs) -> Iterator[Caveat]:
     if listed:
         yield from k_left_out.of([k for k in inputs.ks if k > listed], "positions")
         yield from given.positions_of_longer_drafts.of(inputs.ks, listed)
-    yield from inputs.caveats
+    yield from inputs.measured.caveats

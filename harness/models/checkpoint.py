@@ -54,8 +54,8 @@ HEAD = (
     "hidden states and is no model of its own; an EAGLE-3 head is given as draft=eagle3 draft.id=, "
     "or drafts=[eagle3@folder-or-hub-id], EAGLE, P-EAGLE and Medusa heads, DFlash and DSpark "
     "drafters as eagle, peagle, medusa, dflash and dspark; give a causal model as the draft, or "
-    "serve another head with an engine that supports it and read its counters: "
-    "python -m harness.report metrics=URL"
+    "serve another head with an engine that supports it and compare its numbers with plain "
+    "decoding: python -m harness.breakeven acceptance_from=<result of vllm bench serve>"
 )
 PARD = (
     "a PARD draft, which drafts a round's tokens in one pass from mask tokens; as a draft model it "

@@ -1,7 +1,8 @@
-"""Caveats on numbers that were given: typed times, a server's counters."""
+"""Caveats on numbers that were given: typed times, a benchmark's file, a server's counters."""
 
 from collections.abc import Iterator, Sequence
 
+from harness import formatting as fmt
 from harness.analysis.caveats.record import Quoted, caveat
 from harness.summary import Counted, Values
 
@@ -69,3 +70,22 @@ def counters_mixed(total: Counted, ks: Sequence[int], k: int) -> Iterator[Values
     several = ", ".join(map(str, ks)) if len(ks) > 1 else None
     if several is not None or mean is not None or share is not None:
         yield {"ks": several, "mean": mean, "share": share, "k": k}
+
+
+def _say_benchmark_requests(values: Quoted) -> str:
+    limit, failed = values["max_concurrency"], values["failed"]
+    parts = [
+        f"requests ran at the same time (max_concurrency: {'no limit' if limit is None else limit})"
+        ", so its times are of batches; acceptance does not depend on that"
+        if limit != 1
+        else "",
+        f"{fmt.number_of(failed, 'request', 'requests')} failed" if failed else "",
+    ]
+    return f"{values['file']}: {'; '.join(filter(None, parts))}"
+
+
+@caveat("note", _say_benchmark_requests)
+def benchmark_requests(file: str, concurrency: int | None, failed: int) -> Iterator[Values]:
+    """Requests of a benchmark that ran at the same time (None: without a limit), or failed."""
+    if concurrency != 1 or failed:
+        yield {"file": file, "max_concurrency": concurrency, "failed": failed}

@@ -278,7 +278,8 @@ def _first_difference(values: Quoted) -> str:
 
 def _given_numbers(entry: Answer, values: Quoted) -> str:
     k, alpha, needed = values["k"], values["alpha"], values["breakeven_alpha"]
-    reason = f"K={k} gives {fmt.gain(entry)} by arithmetic"
+    origin = "measured by the server" if values["measured"] else "by arithmetic"
+    reason = f"K={k} gives {fmt.gain(entry)} {origin}"
     if entry.decision != "speculate" and alpha is not None:
         loses = f"at K={k} even alpha = 1 loses"
         needs = loses if needed is None else f"K={k} needs alpha >= {needed:.2f}"

@@ -24,15 +24,22 @@ IDEAL: tuple[Column[CeilingAtK], ...] = (
 )
 
 
-MEASURED: tuple[Column[ResultRow], ...] = (
-    Column("K", lambda row: row.k, fmt.count, key=True),
-    Column("acceptance\n_rate", lambda row: row.acceptance_rate, fmt.percent),
-    Column("alpha", lambda row: row.alpha, fmt.alpha),
-    Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
-    Column("ms/tok", lambda row: row.ms_per_token, fmt.milliseconds),
-    Column("speedup", lambda row: row.speedup, fmt.speedup),
-    Column("break-even\nalpha", _needed, fmt.alpha),
-)
+def _measured_columns(summary: Summary) -> tuple[Column[ResultRow], ...]:
+    """The columns of a given acceptance, with the speedups that a server measured, if any."""
+    server = summary.server_speedups
+    computed = "predicted\nspeedup" if server else "speedup"
+    return (
+        Column("K", lambda row: row.k, fmt.count, key=True),
+        Column("acceptance\n_rate", lambda row: row.acceptance_rate, fmt.percent),
+        Column("alpha", lambda row: row.alpha, fmt.alpha),
+        Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
+        Column("ms/tok", lambda row: None if server else row.ms_per_token, fmt.milliseconds),
+        Column("measured\nspeedup", lambda row: server.get(row.k), fmt.speedup),
+        Column(computed, lambda row: row.speedup, fmt.speedup),
+        Column("break-even\nalpha", _needed, fmt.alpha),
+    )
+
+
 MET = {True: "yes", False: "no", None: None}
 THUMBS: tuple[Column[RuleOfThumb], ...] = (
     Column("rule of thumb", lambda row: rule_of_thumb(row).rule, key=True, flexible=True),
@@ -44,9 +51,10 @@ THUMBS: tuple[Column[RuleOfThumb], ...] = (
 IDEAL_NOTE = "ideal: every draft token accepted (alpha = 1)."
 BETWEEN_NOTE = "{}: rounds were not timed; their times lie on lines between those that were."
 MEASURED_NOTE = (
-    "speedup = tokens per round / (K c + v), which for a given acceptance_rate a is the linear"
+    "{computed} = tokens per round / (K c + v), which for a given acceptance_rate a is the linear"
     " rule (1 + K a) / (K c + v). Compare alpha, not acceptance_rate, with the break-even alpha."
 )
+SERVER_NOTE = "measured speedup: by the server's own times, which the verdict is of."
 THUMB_NOTE = (
     "Rules that people use (harness/reporting/metrics.md names them); the verdict does not use"
     " them."
@@ -70,8 +78,11 @@ def ideal_table(summary: Summary) -> Table:
 
 def measured_table(summary: Summary) -> Table:
     """The speedups that follow from an acceptance measured elsewhere, without the iid model."""
-    title = "From the acceptance that was given"
-    return table(title, MEASURED, summary.from_acceptance, notes=(MEASURED_NOTE,))
+    title, columns = "From the acceptance that was given", _measured_columns(summary)
+    server = summary.server_speedups
+    computed = "predicted speedup" if server else "speedup"
+    notes = (SERVER_NOTE if server else "", MEASURED_NOTE.format(computed=computed))
+    return table(title, columns, summary.from_acceptance, notes=notes)
 
 
 def rules_table(summary: Summary) -> Table:
