@@ -152,7 +152,7 @@ REMOVED: dict[str, str] = {
 SKIPPED: dict[str, str] = {
     "run/made_with/*": "of a command run here, this machine's",
     "run/created_utc": "of a command run here, now",
-    "running/*begin_s": "seconds between scrapes, as this machine made them",
+    "running/*seconds": "between scrapes, as this machine made them",
     "running/*end_s": "likewise",
 }
 

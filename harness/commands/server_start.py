@@ -483,10 +483,11 @@ def note_engine(folder: RunFolder, work: Workload, server: Server) -> None:
     counting, most = facts.spec.counting, load_slots(config)
     alone = () if config.url is not None else product(sorted({1, most}), map(Role, work.ks))
     commands = [_command(folder, work, role, slots) for slots, role in alone]
-    varying = {each.varying: _command(folder, work, each, most) for each in varying_roles(config)}
-    others: dict[Varying, ServerCommand] = {
-        name: each for name, each in varying.items() if each is not None
-    }
+    varying: dict[Varying, ServerCommand] = {}
+    for role in varying_roles(config):
+        command = _command(folder, work, role, most)
+        if command is not None:
+            varying[role.varying] = command
     entry = ServingEngine(
         name=facts.spec.name,
         version=facts.version,
@@ -500,7 +501,7 @@ def note_engine(folder: RunFolder, work: Workload, server: Server) -> None:
         started=config.url is None,
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
         commands=tuple(each for each in commands if each is not None),
-        varying=others,
+        varying=varying,
         dtype=to_serve(folder, work, slots=1).dtype if work.adapter.spec.one_dtype else None,
     )
     if folder.manifest.engine is None:
