@@ -15,7 +15,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -1185,10 +1184,11 @@ def test_a_model_of_another_vocabulary_is_named_where_its_server_throws(stand_in
 # ---- llama.cpp's kinds of draft ------------------------------------------------------------------
 
 
-def with_llama_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a binary on PATH."""
+def with_llama_server(folder: Path, spec_types: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a binary on PATH that lists these kinds of draft in its help."""
     binary = folder / "llama-server"
-    binary.touch(0o755)
+    binary.write_text(f"#!/bin/sh\necho '--spec-type {spec_types}   kinds of draft'\n")
+    binary.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
@@ -1207,12 +1207,22 @@ def gguf_files(folder: Path) -> tuple[Path, Path]:
         ("dflash", ["score=true", "k=[1,4]"], "give one K, and draft.block=K+1"),
         ("dflash", ["score=true", "k=[4]", "draft.block=4"], "give one K, and draft.block=K+1"),
         ("dspark", ["score=true", "k=[4]", "draft.block=3"], "and draft.block=K or K+1"),
+        (
+            "mtp",
+            ["model.gguf={target}"],
+            "is a build without --spec-type draft-mtp; it has draft-simple, ngram-simple: take",
+        ),
+        (
+            "dflash",
+            ["model.gguf={target}", "draft.gguf={draft}"],
+            "is a build without --spec-type draft-dflash; it has draft-simple, ngram-simple",
+        ),
     ],
 )
-def test_what_llamacpp_has_no_file_of_or_cannot_fill_is_refused_in_one_line(
+def test_a_kind_that_a_build_of_llamacpp_lacks_or_no_file_of_it_is_refused_in_one_line(
     kind: str, keys: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_llama_server(tmp_path, monkeypatch)
+    with_llama_server(tmp_path, "[none|draft-simple|ngram-simple]", monkeypatch)
     target, draft = gguf_files(tmp_path)
     words = [each.format(target=target, draft=draft) for each in keys]
     words += [f"draft={kind}", f"draft.id={tmp_path}", "model=hf", f"model.id={tmp_path}"]
@@ -1229,7 +1239,7 @@ def test_what_llamacpp_has_no_file_of_or_cannot_fill_is_refused_in_one_line(
 def test_llamacpp_drafts_by_the_files_that_are_given(
     kind: str, given: bool, file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_llama_server(tmp_path, monkeypatch)
+    with_llama_server(tmp_path, "none,draft-simple,draft-mtp,draft-dflash", monkeypatch)
     target, draft = gguf_files(tmp_path)
     words = [f"draft={kind}", f"draft.id={tmp_path}", "model=hf", f"model.id={tmp_path}"]
     words += [f"model.gguf={target}", *([f"draft.gguf={draft}"] if given else [])]
@@ -1247,10 +1257,13 @@ def test_llamacpp_drafts_by_the_files_that_are_given(
 
 
 @needs_llamacpp
-def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured() -> None:
-    types = vars(import_module(ENGINES["llamacpp"].wheel).common_speculative_type)
-    for kind in ENGINES["llamacpp"].drafts:
-        assert f"COMMON_SPECULATIVE_TYPE_{SPEC_TYPES[kind].replace('-', '_').upper()}" in types
+def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured(tmp_path: Path) -> None:
+    target, draft = gguf_files(tmp_path)
+    files = [f"model.gguf={target}", f"draft.gguf={draft}", "model=hf", f"model.id={tmp_path}"]
+    for kind in ("eagle3", "mtp", "dflash", "dspark"):
+        words = ["engine=llamacpp", "score=false", *files, f"draft={kind}", f"draft.id={tmp_path}"]
+        config = compose("server", words)
+        adapter_of(config).check(config)
 
 
 @needs_llamacpp

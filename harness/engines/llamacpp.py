@@ -25,13 +25,15 @@ Facts from tools/server of the release (build 11549), also tried with a server:
   (`draft-dspark`) K, or K + 1 where the first position of its block does not draft.
 """
 
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,10 @@ SERVER = "llama.cpp's server, build 11368 or later"
 ABOUT = ("/props", "build_info")
 # The status of a request that is longer than the context
 BAD_REQUEST = 400
+# The prefix of the wheel's names of kinds of draft
+ENUM = "COMMON_SPECULATIVE_TYPE_"
+# Seconds within which a binary must print its help
+HELP_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -386,7 +392,7 @@ def _started_draft(serve: ToServe) -> LlamaCpp | None:
 
 
 def _check(config: ServerConfig) -> None:
-    """Refuse a missing GGUF file or a missing llama-server, and blocks that it does not fill."""
+    """Refuse a missing GGUF file, a missing llama-server, or one without the kind of draft."""
     models: list[ModelConf] = [config.model]
     kind = config.draft.kind
     if not config.draft.spec.looks_up:
@@ -406,7 +412,28 @@ def _check(config: ServerConfig) -> None:
             )
     for conf in models:
         _file_of(conf)
-    program()  # raises without one
+    _check_build(kind, f"draft={config.draft.name}")
+
+
+def _check_build(kind: DraftKind, where: str) -> None:
+    """Refuse a build without this kind of draft; a build that does not list its kinds is tried."""
+    start, wanted = program(), SPEC_TYPES.get(kind)
+    if len(start) == 1:
+        help_text = subprocess.run(
+            [*start, "--help"], capture_output=True, text=True, timeout=HELP_S, check=False
+        ).stdout
+        listed = re.search(r"--spec-type\s+(\S+)", help_text)
+        names = set(re.findall(r"[a-z0-9-]+", listed[1])) if listed else set[str]()
+    else:
+        enum = vars(import_module(SPEC.wheel).common_speculative_type)
+        values = (name.removeprefix(ENUM) for name in enum if name.startswith(ENUM))
+        names = {name.lower().replace("_", "-") for name in values}
+    has = sorted(name for name in names if name.startswith(("draft", "ngram")))
+    if has and wanted is not None and wanted not in has:
+        raise UserError(
+            f"{where}: {start[0]} is a build without --spec-type {wanted}; it has"
+            f" {', '.join(has)}: take a newer one"
+        )
 
 
 def _file_of(conf: ModelConf) -> Path:
