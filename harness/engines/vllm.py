@@ -27,9 +27,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, checkpoints, rule_of, served_kind, started_with
 from harness.engines.client import HttpClient
 from harness.engines.counters import CounterNames, Samples
@@ -398,6 +400,27 @@ def _with_sums(record: Completion, sums: Mapping[str, float]) -> Completion:
     return record
 
 
+def check_build(config: ServerConfig) -> None:
+    """Refuse features that the build of vLLM on PATH lacks; vLLM would fail only after minutes."""
+    program = Path(on_path(config.engine)).resolve()
+    # The package's metadata is in lib/python*/site-packages next to bin/vllm
+    packages = program.parent.parent.glob("lib/python*/site-packages/vllm-*.dist-info")
+    for_cpus = next((each.name for each in packages if "+cpu" in each.name), None)
+    key, needs = "", "vLLM's V2 model runner"
+    if config.decode.rule == "block":
+        key = "decode.rule=block"
+    if served_kind(config) == "dspark":
+        key = f"draft={config.draft.name}"
+    if "adaptive" in config.varying:
+        key, needs = "k=adaptive", f"full CUDA graphs ({ADAPTIVE})"
+    if for_cpus is not None and key:
+        version = for_cpus.removeprefix("vllm-").removesuffix(".dist-info")
+        raise UserError(
+            f"{key}: needs {needs}, which builds for CUDA have (`pip install {SPEC.rented}`, where"
+            f" there is a card); vLLM {version} on PATH is a build for CPUs"
+        )
+
+
 def adapter(spec: EngineSpec) -> Adapter:
     """The adapter of vLLM."""
     return Adapter(
@@ -406,7 +429,7 @@ def adapter(spec: EngineSpec) -> Adapter:
             VllmServer, rule=rule_of(config), kind=served_kind(config)
         ),
         start=lambda serve: Vllm(*checkpoints(serve), **started_with(serve)),
-        check=lambda config: on_path(config.engine),
+        check=check_build,
     )
 
 
