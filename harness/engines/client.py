@@ -6,25 +6,30 @@ failure: a connection that is refused or cut, a garbled answer, or a status of 4
 those of the attempt that was answered. A server's `Retry-After` is respected within a limit.
 
 An answer has a deadline that follows from its tokens (`HttpClient.deadline_s`), even if bytes still
-arrive. A server that misses it is taken to hang and gets no further request. Requests for a
-server's properties are repeated in the same way, except where nothing listens at the address: it is
-more likely mistyped.
+arrive; once it has begun, two minutes without a byte end it too. A server that misses the deadline
+is taken to hang and gets no further request. Requests for a server's properties are repeated in the
+same way, except where nothing listens at the address: it is more likely mistyped.
 
 Redirects are refused, since their target would receive the API key.
 """
 
 import json
 import logging
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException, RemoteDisconnected
 from random import random
+from threading import Timer
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import (
     ConnectTimeoutError,
     HTTPError,
@@ -44,6 +49,8 @@ T = TypeVar("T")
 # The deadline of a request: at least ten minutes, the timeout of OpenAI's clients, and a second per
 # token on a slow machine. A server whose process has ended is noticed at once.
 LEAST_S, TOKEN_S, PROMPT_TOKEN_S = 600.0, 1.0, 0.1
+# The longest pause in an answer that has begun
+IDLE_S = 120.0
 # Timeouts of a health check, and of a connection
 CHECK_S, CONNECT_S = 5.0, 20.0
 POLL_S = 0.05
@@ -320,23 +327,24 @@ class HttpClient:
                     timeout=Timeout(connect=min(CONNECT_S, timeout_s), read=timeout_s),
                 )
             except HTTPError as error:
-                raise self._without_answer(error, timeout_s) from error
-            late = ServerDiedError(f"{self.where}: no whole answer within {timeout_s:.0f} s")
-            data = b""
+                raise self._without_answer(error, begin, timeout_s) from error
+            response = cast("_Response", response)
             try:
-                while piece := response.read1(MOST_BYTES - len(data)):
-                    if time.monotonic() - begin >= timeout_s:
-                        raise late
-                    data += piece
-                    if arrived is not None and response.status == 200:
+                if arrived is None or response.status != 200:
+                    data = response.read(MOST_BYTES)
+                else:
+                    response.connected.settimeout(timeout_s)  # the server may be paused for long
+                    data = b""
+                    while piece := response.read1(MOST_BYTES - len(data)):
+                        data += piece
                         arrived(piece)
-            except ReadTimeoutError as error:
-                raise late from error
             except HTTPError as error:
-                reason = f"its answer broke off ({self._shown(str(_cause(error)))[:80]})"
-                raise RequestFailedError(f"{self.where}: {reason}") from error
+                raise self._broken_off(error, begin, timeout_s) from error
             finally:
+                response.cut_off.cancel()
                 response.close()
+        if time.monotonic() - begin >= timeout_s:  # a cut answer may look like a short one
+            raise self._too_late(timeout_s)
         if len(data) == MOST_BYTES:
             raise RequestFailedError(f"{self.where}: its answer is garbled (over 64 MiB)")
         text = data.decode(errors="replace")
@@ -344,9 +352,10 @@ class HttpClient:
             raise self._refused(response, text)
         return text
 
-    def _without_answer(self, error: HTTPError, timeout_s: float) -> UserError:
+    def _without_answer(self, error: HTTPError, begin: float, timeout_s: float) -> UserError:
         """The error of a request whose answer did not begin."""
-        if isinstance(error, ReadTimeoutError):
+        late = isinstance(error, ReadTimeoutError) or time.monotonic() - begin >= timeout_s
+        if late and not isinstance(error, ConnectTimeoutError):
             return ServerDiedError(f"{self.where}: no answer within {timeout_s:.0f} s")
         cause = _cause(error)
         reason = self._shown(str(cause))
@@ -357,6 +366,19 @@ class HttpClient:
             f"{self.where}: not reachable ({reason}); is the server running, and at this address?",
             repeatable=True,
         )
+
+    def _broken_off(self, error: HTTPError, begin: float, timeout_s: float) -> UserError:
+        """The error of an answer that began and did not end."""
+        if time.monotonic() - begin >= timeout_s:
+            return self._too_late(timeout_s)
+        if isinstance(error, ReadTimeoutError):
+            idle_s = IDLE_S * self._factor
+            return ServerDiedError(f"{self.where}: no byte of its answer for {idle_s:.0f} s")
+        reason = self._shown(str(_cause(error)))
+        return RequestFailedError(f"{self.where}: its answer broke off ({reason[:80]})")
+
+    def _too_late(self, timeout_s: float) -> ServerDiedError:
+        return ServerDiedError(f"{self.where}: no whole answer within {timeout_s:.0f} s")
 
     def _refused(self, response: urllib3.BaseHTTPResponse, text: str) -> UserError:
         """The error of an answer whose status is no success, with the server's message if any."""
@@ -399,21 +421,76 @@ class HttpClient:
 
     def _pools_to(self, scheme: str, netloc: str, host: str) -> urllib3.PoolManager:
         """The connection pools, through the environment's proxy if it has one for this address."""
+        idle_s = IDLE_S * self._factor
         proxy = None
         # A proxy of the environment cannot reach this machine's own loopback
         if host not in ON_THIS_MACHINE and not proxy_bypass(netloc):
             proxy = getproxies().get(scheme)
         if proxy is None:
-            return urllib3.PoolManager()
-        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
-        headers = make_headers(proxy_basic_auth=login) if parts.username else None
-        address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+            pools = urllib3.PoolManager()
+        else:
+            parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+            login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+            headers = make_headers(proxy_basic_auth=login) if parts.username else None
+            address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+            try:
+                pools = urllib3.ProxyManager(address, proxy_headers=headers)
+            except URLSchemeUnknown as error:
+                name = f"{scheme}_proxy"
+                raise UserError(f"{name}: not an HTTP proxy; unset it, or set no_proxy") from error
+        pools.pool_classes_by_scheme = _limited(idle_s)
+        return pools
+
+
+class _Response(urllib3.HTTPResponse):
+    """An answer, its socket, and the timer that ends it at its deadline."""
+
+    cut_off: Timer
+    connected: socket.socket
+
+
+def _limited(idle_s: float) -> dict[str, type[HTTPConnectionPool]]:
+    """Connection pools in which the read timeout is the deadline of a whole answer.
+
+    The timeout of a socket alone would begin anew with each byte.
+    """
+
+    def head(connection: HTTPConnection, read: Callable[[], urllib3.HTTPResponse]) -> _Response:
+        sock, timeout_s = connection.sock, connection.timeout
+        assert isinstance(timeout_s, float | int)
+        cut_off = Timer(timeout_s, _shut, (sock,))
+        cut_off.daemon = True
+        cut_off.start()
         try:
-            return urllib3.ProxyManager(address, proxy_headers=headers)
-        except URLSchemeUnknown as error:
-            name = f"{scheme}_proxy"
-            raise UserError(f"{name}: not an HTTP proxy; unset it, or set no_proxy") from error
+            response = cast("_Response", read())
+            sock.settimeout(min(idle_s, timeout_s))
+        except BaseException:  # raised again; the answer is over
+            cut_off.cancel()
+            raise
+        response.cut_off, response.connected = cut_off, sock
+        return response
+
+    class Plain(HTTPConnection):
+        def getresponse(self) -> _Response:
+            return head(self, super().getresponse)
+
+    class Encrypted(HTTPSConnection):
+        def getresponse(self) -> _Response:
+            return head(self, super().getresponse)
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = cast("Any", Plain)
+
+    class EncryptedPool(HTTPSConnectionPool):
+        ConnectionCls = cast("Any", Encrypted)
+
+    return {"http": PlainPool, "https": EncryptedPool}
+
+
+def _shut(sock: socket.socket) -> None:
+    """Shut a socket down, which ends a pending read; it may already be closed."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _cause(error: HTTPError) -> BaseException:
