@@ -18,7 +18,7 @@ from typing import Any
 
 from runs import without_plots
 
-from harness.commands import looks, timing
+from harness.commands import sweep_looks, timing
 from harness.measurement import round_times, step_times
 
 
@@ -116,8 +116,8 @@ def group_exists(child: int) -> bool:
 if __name__ == "__main__":
     step_times.REPETITIONS, step_times.MOST_REPEATS, round_times.MOST_VISITS = 3, 0, 3
     round_times.LEAST_ROUNDS, round_times.MOST_TOKENS = 4, 8
-    looks.LEAST_VISITS, looks.REQUESTS_PER_VISIT = 2, 10
+    sweep_looks.LEAST_VISITS, sweep_looks.REQUESTS_PER_VISIT = 2, 10
     # How often something is measured again depends on the machine
-    looks.CELL_S, looks.timed_precisely, timing.REPEATED = 0.0, lambda *_: True, 0.0
+    sweep_looks.CELL_S, sweep_looks.timed_precisely, timing.REPEATED = 0.0, lambda *_: True, 0.0
     with without_plots():
         main()

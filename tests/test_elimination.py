@@ -20,7 +20,7 @@ from harness.analysis.scored_drafts import scored_drafts
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import leaderboard, pair_run
 from harness.analysis.verdict import ONE_SIDED, Candidate, decide
-from harness.commands import draft_scoring, looks
+from harness.commands import draft_scoring, sweep_looks
 from harness.records import StepTiming, UserError
 from harness.stats.two_phase import LOOKS, look_shares, nominal_error
 from harness.stats.workload import VisitCosts, Workload
@@ -227,15 +227,15 @@ def test_a_budget_leaves_drafts_with_fewer_prompts_and_a_larger_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("drafts=[tiny_good,ngram]", "prompts.limit=32")
-    left = looks.Stopwatch.left_s
-    monkeypatch.setattr(looks.Stopwatch, "left_s", property(lambda _: 1e-9))
+    left = sweep_looks.Stopwatch.left_s
+    monkeypatch.setattr(sweep_looks.Stopwatch, "left_s", property(lambda _: 1e-9))
     run = ran("audition", tmp_path, *SMALL, *words, "budget_s=1000")
     assert {len([t for t in run.traces if t.draft == name]) for name in ("tiny_good", "ngram")} == {
         8
     }
     assert set(run.results.prompts) == {8}
     assert analyse(run).headline is not None
-    monkeypatch.setattr(looks.Stopwatch, "left_s", left)
+    monkeypatch.setattr(sweep_looks.Stopwatch, "left_s", left)
     run = ran("audition", f"resume={run.folder}", "budget_s=2000")
     assert set(run.results.prompts) == {32}
     keys = [trace.key for trace in run.traces if trace.draft == "tiny_good"]

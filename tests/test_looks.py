@@ -17,8 +17,8 @@ from runs import outcome_of, ran, stored
 from harness import reporting
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands import looks, opening, requests
-from harness.commands.looks import imprecise_cells
+from harness.commands import opening, requests, sweep_looks
+from harness.commands.sweep_looks import imprecise_cells
 from harness.commands.tasks import (
     PROMPTS_OF_EVERY_K,
     EncodedPrompt,
@@ -177,8 +177,8 @@ def chosen_by(patch: pytest.MonkeyPatch) -> SimpleNamespace:
         asked.looks.append(look)
         return set(TEMPERATURES) if look == asked.decided_at else set()
 
-    patch.setattr(looks, "choice", choice)
-    patch.setattr(looks, "decided", decided)
+    patch.setattr(sweep_looks, "choice", choice)
+    patch.setattr(sweep_looks, "decided", decided)
     return asked
 
 
@@ -237,9 +237,9 @@ def test_a_sweep_generates_every_text_in_batches_and_measures_one_k_until_it_is_
         (requests, "run_trial", 9),
         pytest.param(requests, "run_trial", 40, marks=pytest.mark.exhaustive),
         pytest.param(target_texts, "stop_reason", 3, marks=pytest.mark.exhaustive),
-        pytest.param(looks, "score_pair", 0, marks=pytest.mark.exhaustive),
-        (looks, "choice", 1),
-        pytest.param(looks, "decided", 1, marks=pytest.mark.exhaustive),
+        pytest.param(sweep_looks, "score_pair", 0, marks=pytest.mark.exhaustive),
+        (sweep_looks, "choice", 1),
+        pytest.param(sweep_looks, "decided", 1, marks=pytest.mark.exhaustive),
     ],
 )
 def test_an_interrupted_run_continues_the_same_looks(
@@ -293,8 +293,8 @@ def test_short_texts_are_measured_again_next_to_plain_decoding_until_they_are_pr
         asked += 1
         return {Cell("easy", 1.0, 1)} if asked in (1, 2) else set()
 
-    monkeypatch.setattr(looks, "imprecise_cells", imprecise)
-    monkeypatch.setattr(looks, "CELL_S", 1.0)
+    monkeypatch.setattr(sweep_looks, "imprecise_cells", imprecise)
+    monkeypatch.setattr(sweep_looks, "CELL_S", 1.0)
     choosing.decided_at = 1
     run = ran("sweep", tmp_path, *SMALL)
     repeated = [trial for trial in run.trials if trial.repetition > 1]
@@ -307,7 +307,7 @@ def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(
     choosing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choosing.decided_at = LOOKS
-    monkeypatch.setattr(looks, "CELLS_SHARE", 0.0)
+    monkeypatch.setattr(sweep_looks, "CELLS_SHARE", 0.0)
     for rendering in ("render", "show"):
         monkeypatch.setattr(reporting, rendering, lambda *_, **__: None)
     with pytest.raises(UserError) as refused:
@@ -325,9 +325,9 @@ def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(
     assert len([t for t in before.trials if t.k == 0]) == len(before.trials) == 24
     assert before.traces
     # After one look the budget is spent
-    spend = looks.Stopwatch.left_s
+    spend = sweep_looks.Stopwatch.left_s
     monkeypatch.setattr(
-        looks.Stopwatch,
+        sweep_looks.Stopwatch,
         "left_s",
         property(lambda self: 0.0 if choosing.looks else spend.fget(self)),  # type: ignore[attr-defined]
     )
@@ -336,7 +336,7 @@ def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(
     assert made is not None
     assert (made.made, made.ended) == (1, "budget")
     assert run.trials[:24] == before.trials
-    monkeypatch.setattr(looks.Stopwatch, "left_s", spend)
+    monkeypatch.setattr(sweep_looks.Stopwatch, "left_s", spend)
     run = ran("sweep", f"resume={folder}", "budget_s=1000", tmp_path)
     made = run.manifest.looks
     assert made is not None

@@ -5,7 +5,7 @@ replay, next to plain decoding, and looks at its verdicts four times on the way
 (`harness.stats.two_phase`). What decides here is what decides in the report, so that a run that
 stopped because everything was decided is one whose report decides everything.
 
-A server run does without looks, but chooses its K likewise, of the few whose servers it starts.
+A server run chooses its K likewise, of the few whose servers it starts, and looks on the way.
 
 An audition measures one draft after the other, each in four looks, and drops one that loses (early
 elimination): its scores and its visits so far are a part of what they would be. It loses a question

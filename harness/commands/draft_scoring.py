@@ -27,13 +27,12 @@ import torch
 
 from harness.analysis.looks import cannot_pay, slower_than
 from harness.commands.completions import completions
-from harness.commands.looks import Stopwatch
 from harness.commands.opening import with_draft
 from harness.commands.other_runs import check_draft_of
 from harness.commands.pair import ModelPair, Pair, Scoring, Target
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
-from harness.commands.run_time import RunTime, say_left
+from harness.commands.run_time import RunTime, Stopwatch, say_left
 from harness.commands.tasks import in_random_order, prompts_at
 from harness.commands.timing import timed_steps, visits_of_draft
 from harness.config import AuditionConfig, ModelConf, check_ks

@@ -17,13 +17,13 @@ from harness.commands.draft_scoring import (
     described_draft,
     each_draft,
 )
-from harness.commands.looks import Stopwatch
 from harness.commands.opening import open_draft, reserve
 from harness.commands.other_runs import StoredTimes, check_draft_of, check_target_of
 from harness.commands.pair import described
 from harness.commands.progress import fetching, progress
 from harness.commands.requests import sampling_of
 from harness.commands.run_lifecycle import begin, measuring, resumable
+from harness.commands.run_time import Stopwatch
 from harness.commands.tasks import EncodedPrompt
 from harness.config import AuditionConfig, ModelConf
 from harness.engines.adapters import api_key

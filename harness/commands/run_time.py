@@ -9,7 +9,7 @@ and drafts that are dropped or need fewer visits make a run shorter.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
+from time import monotonic, perf_counter
 
 import psutil
 import torch
@@ -37,6 +37,7 @@ from harness.measurement.round_times import (
     visits_for,
 )
 from harness.records import Prompt, grouped
+from harness.storage import RunFolder
 from harness.theory.cost import (
     Forwards,
     ModelSize,
@@ -333,3 +334,23 @@ def say_left(
     _, left_s = expected.seconds(math.ceil(sum(lengths) / len(lengths)), pace)
     left = fmt.duration(min(left_s, budget_s))
     say(f"the texts took {fmt.duration(texts_s)}: at most about {left} left")
+
+
+class Stopwatch:
+    """Seconds of measuring, those of earlier processes of the run included."""
+
+    def __init__(self, folder: RunFolder, budget_s: float | None) -> None:
+        looks, costs = folder.manifest.looks, folder.manifest.audition.costs
+        self._before_s = looks.measured_s if looks else costs.measured_s or 0.0
+        self._begun = monotonic()
+        self.budget_s = budget_s
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds until now."""
+        return self._before_s + monotonic() - self._begun
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left of the budget; infinite without one."""
+        return math.inf if self.budget_s is None else self.budget_s - self.spent_s

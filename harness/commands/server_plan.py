@@ -18,10 +18,9 @@ import psutil
 
 from harness import formatting as fmt
 from harness.analysis.looks import searched_next
-from harness.commands.looks import Stopwatch
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import resumable
-from harness.commands.run_time import this_machine
+from harness.commands.run_time import Stopwatch, this_machine
 from harness.commands.server_requests import Workload
 from harness.commands.server_start import check_card, is_synthetic, started
 from harness.commands.tasks import (

@@ -21,9 +21,9 @@ from functools import partial
 from time import monotonic
 
 from harness.analysis.looks import best_started, served_decided, to_start
-from harness.commands.looks import Stopwatch
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import answer_so_far, resumable
+from harness.commands.run_time import Stopwatch
 from harness.commands.server_judging import judge_greedy_texts, judge_the_rest, score
 from harness.commands.server_loads import measure_loads
 from harness.commands.server_plan import WARM_TOKENS, planned

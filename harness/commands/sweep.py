@@ -1,7 +1,7 @@
 """One pair, measured: step times, then K x temperature x prompt sets, then the verdict.
 
 With `until=decided` the K that is best by replay is measured, until every verdict is decided
-(`harness.commands.looks`); with `until=all` every K is, on every prompt.
+(`harness.commands.sweep_looks`); with `until=all` every K is, on every prompt.
 
 Greedy texts of speculation are compared with those of plain decoding: a pair that changes them gets
 no verdict. The texts of plain decoding are the target's own, so the draft scores them too, and
@@ -13,7 +13,6 @@ are those of another engine, and nothing is timed here.
 from harness.commands.checks import Problems, check_run
 from harness.commands.completions import check_texts, completions, score_pair, with_turns
 from harness.commands.dry_run import print_sweep
-from harness.commands.looks import Stopwatch, measure_in_looks
 from harness.commands.opening import open_pair
 from harness.commands.other_runs import check_draft_of, check_target_of, costs_of_sweep
 from harness.commands.pair import Pair, SideBySide
@@ -26,7 +25,8 @@ from harness.commands.run_lifecycle import (
     measuring,
     resumed,
 )
-from harness.commands.run_time import RunTime, said_beforehand
+from harness.commands.run_time import RunTime, Stopwatch, said_beforehand
+from harness.commands.sweep_looks import measure_in_looks
 from harness.commands.tasks import sweep_tasks
 from harness.commands.timing import measure_steps, visits_of_pair
 from harness.config import SweepConfig, rates_for

@@ -30,7 +30,7 @@ from harness.commands.completions import check_texts, completions, score_pair
 from harness.commands.pair import Pair, SideBySide
 from harness.commands.requests import requests_of, run_requests
 from harness.commands.run_lifecycle import resumable
-from harness.commands.run_time import CELL_S, RunTime, say_left
+from harness.commands.run_time import CELL_S, RunTime, Stopwatch, say_left
 from harness.commands.tasks import (
     MOST_REPETITIONS,
     Group,
@@ -49,26 +49,6 @@ from harness.storage.manifest import ChosenK, Ended, Looks
 REQUESTS_PER_VISIT = 20
 # With a budget all cells together take this share of it, if that is more than CELL_S of each
 CELLS_SHARE = 0.25
-
-
-class Stopwatch:
-    """Seconds of measuring, those of earlier processes of the run included."""
-
-    def __init__(self, folder: RunFolder, budget_s: float | None) -> None:
-        looks, costs = folder.manifest.looks, folder.manifest.audition.costs
-        self._before_s = looks.measured_s if looks else costs.measured_s or 0.0
-        self._begun = monotonic()
-        self.budget_s = budget_s
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds until now."""
-        return self._before_s + monotonic() - self._begun
-
-    @property
-    def left_s(self) -> float:
-        """Seconds left of the budget; infinite without one."""
-        return math.inf if self.budget_s is None else self.budget_s - self.spent_s
 
 
 def measure_in_looks(
