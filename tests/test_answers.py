@@ -563,19 +563,6 @@ def test_a_best_k_at_the_edge_of_the_grid_is_a_caveat_with_the_command_that_look
     assert "k_at_edge" not in {each.code for each in alone.caveats}
 
 
-def test_the_best_k_of_another_loop_is_no_edge_of_a_servers() -> None:
-    run = load(FROZEN / "server")
-    run = changed(run, [trial for trial in run.trials if trial.k <= 2], k=[1, 2])
-    for factor, of_server, at_edge in ((1.0, 2, True), (1.5, 1, False)):
-        made = analyse(slower(run, lambda trial, by=factor: by if trial.k == 2 else 1.0))
-        served, own = (
-            next(each for each in made.answers if each.engine == engine)
-            for engine in ("llamacpp", "own")
-        )
-        assert (served.named[1], own.named[1]) == (of_server, 2)
-        assert ("k_at_edge" in {each.code for each in made.caveats}) == at_edge
-
-
 def test_own_prompts_that_a_limit_leaves_out_are_the_first_caveat() -> None:
     run = load(FROZEN / "sweep")
     there = {name: 3 * count for name, count in run.manifest.prompts.items()}

@@ -16,7 +16,7 @@ from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands.run_lifecycle import measuring
 from harness.config import ModelKeys
-from harness.measurement import environment
+from harness.measurement import environment, generations
 from harness.measurement.generations import run_trial
 from harness.models import device as devices
 from harness.models import load as loading
@@ -323,8 +323,10 @@ def test_peaks_are_summed_over_the_cards(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda card: 10 ** (card + 1))
     # A generation without a card
-    done = [Round((3,), 0, 0, "rejected")], {"decode_s": 1.0}
-    monkeypatch.setattr("harness.measurement.generations._generate", lambda *_: done)
+    rounds = [Round((3,), 0, 0, "step")]
+    monkeypatch.setattr(generations, "autoregressive_rounds", lambda *_: iter(rounds))
+    monkeypatch.setattr(generations.Request, "generation", lambda *_: None)
+    monkeypatch.setattr(generations.Clock, "now", lambda _: 0.0)
     trial = run_trial(replace(REQUEST, tokens=(1, 2), budget=1), OnCard(), None)
     assert trial.peak_memory_bytes == 110
     assert reset == [0, 1]

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from harness.records import RULES, UserError
-from harness.theory.acceptance import positions_at_k
+from harness.theory.acceptance import expected_tokens_per_round, positions_at_k
 from harness.theory.acceptance_rules import accept_probabilities
 from harness.theory.replay import (
     by_start,
     replay,
     rounds_variance,
 )
-from harness.theory.speedup import expected_tokens_per_round
 
 COUNTS = ("rounds", "drafted", "accepted", "rejected", "bonus", "cut")
 

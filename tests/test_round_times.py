@@ -108,8 +108,8 @@ class Stored:
 
 
 def test_a_timing_of_rounds_that_take_long_takes_fewer_of_them() -> None:
-    """By what the visits before took, so that each lasts half a second or has four rounds."""
-    for seconds, least in ((0.005, LEAST_ROUNDS), (0.05, 10), (1.0, LEAST_SLICE)):
+    """By what the visits before took, so that each lasts a third of a second or has two rounds."""
+    for seconds, least in ((0.005, LEAST_ROUNDS), (0.05, 7), (1.0, LEAST_SLICE)):
         stored = Stored(RoundTiming(0, "target", "draft", 4, 0.0, 8, 1, 16, 40, 16 * seconds))
         stored.visits(loop()).up_to(0.1)
         rounds = [each.rounds for each in stored.lines[1:] if each.k == 4]

@@ -162,7 +162,7 @@ def test_a_mean_of_drafts_that_end_early_is_not_taken_for_k(tmp_path: Path, draf
         return "\n".join([*lines, *(at if times and drafted == 350 else [])])
 
     server = StandIn({"/props": PROPS, "/metrics": turns(page)})
-    run = reported(server, tmp_path, "draft_ms=1", "target_ms=10")
+    run = reported(server, tmp_path)
     summary = analyse(run)
     assert summary.running is not None
     assert (summary.running.k, summary.results) == (0, ())

@@ -1110,7 +1110,7 @@ def test_the_line_to_paste_is_that_of_the_server_that_was_measured(
     (snippet,) = content.snippets
     assert "--spec-draft-n-max 2" in snippet.code
     assert (PROBABILISTIC in snippet.code) == (rule == "ratio")
-    assert "measured on held-out prompts on llama.cpp b11549" in snippet.notes[0]
+    assert "measured on llama.cpp b11549" in snippet.notes[0]
 
 
 # A whole answer, whatever the run's own was

@@ -42,7 +42,7 @@ def asked(k: int, *, budget: int = 24, temperature: float = 0.0, **more: Any) ->
 
 def told(trial: Trial) -> dict[str, Any]:
     """All but the times."""
-    names = ("status", "tokens", "rounds", "accepted_lengths", "from_draft", "stop_reason")
+    names = ("status", "tokens", "rounds", "accepted_lengths", "stop_reason")
     return {name: getattr(trial, name) for name in names}
 
 

@@ -412,7 +412,8 @@ def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
 
 def _entries(run: StoredRun) -> Iterator[tuple[str, Value]]:
     for name, value in (*_named_values(run.config), *_named_values(run.manifest.entries)):
-        if name.split(".")[0] not in FREE_KEYS and not name.endswith(PASSED_OVER):
+        free = name.split(".")[0] in FREE_KEYS and not name.startswith("engine.")
+        if not free and not name.endswith(PASSED_OVER):
             shown = str(value)[:SHOWN_HASH] if name == "prompts_sha256" else value
             yield name.removeprefix("environment."), shown
 
