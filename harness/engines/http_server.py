@@ -444,7 +444,6 @@ class HttpServer(Server):
         of_rounds = () if self.k else ("rounds", "drafted", "accepted", "accepted_lengths", "steps")
         return replace(
             record,
-            stop_reason=record.stop_reason or "budget",
             request_s=request_s,
             prefill_s=prefill_s,
             decode_s=decode_s,

@@ -52,7 +52,6 @@ from harness.engines.http_server import (
 )
 from harness.engines.process import ServerProcess
 from harness.engines.protocol import (
-    STOP_REASONS,
     Asked,
     Completion,
     EngineFacts,
@@ -61,6 +60,7 @@ from harness.engines.protocol import (
     RequestFailedError,
     TokensLostError,
     seconds,
+    stop_reason,
     token_ids,
 )
 from harness.engines.turns import Turn
@@ -238,7 +238,7 @@ class LlamaCppServer(HttpServer):
         rounds = None
         if self.k:
             own = returned - COUNTING.first_position - accepted
-            if record.stop_reason in ("budget", None):
+            if record.stop_reason == "budget":
                 rounds = own
             elif not looks_up(self._kind):
                 # Not for a look-up: its drafts may be shorter than K
@@ -271,7 +271,7 @@ def parse(answer: Mapping[str, Any]) -> Completion:
         accepted=timings.get("draft_n_accepted"),
         prefill_s=seconds(timings.get("prompt_ms")),
         decode_s=seconds(timings["predicted_ms"]),
-        stop_reason=STOP_REASONS.get(str(answer.get("stop_type") or choice.get("finish_reason"))),
+        stop_reason=stop_reason(answer.get("stop_type") or choice.get("finish_reason")),
         tokens=tokens,
         text=answer.get("content"),
         logprobs=tuple(entry.get("logprob") for entry in entries),

@@ -13,7 +13,7 @@ from typing import Any
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter
 from harness.engines.http_server import MODELS, HttpServer, Running, field_of, served_model
-from harness.engines.protocol import STOP_REASONS, Asked, Completion, EngineFacts
+from harness.engines.protocol import Asked, Completion, EngineFacts, stop_reason
 from harness.records import UserError
 from harness.serving.engines import OPENAI
 from harness.serving.spec import EngineSpec
@@ -50,7 +50,7 @@ class OpenAiServer(HttpServer):
         returned = self._tokenizer(field_of(choice, "text", self.where, SERVER))["input_ids"]
         return Completion(
             tokens=tuple(returned[len(self._prefix) :]),
-            stop_reason=STOP_REASONS.get(str(choice.get("finish_reason")), "budget"),
+            stop_reason=stop_reason(choice.get("finish_reason")),
             request_s=answer.request_s,
             counted=int(field_of(usage, "completion_tokens", self.where, SERVER)),
         )

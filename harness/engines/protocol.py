@@ -133,6 +133,11 @@ class Asked(NamedTuple):
     turn: Turn | None = None
 
 
+def stop_reason(name: object) -> StopReason:
+    """The reason why a text ends, by an engine's name of it."""
+    return STOP_REASONS.get(str(name), "budget")
+
+
 def token_ids(ids: Sequence[int] | None) -> tuple[int, ...]:
     """The token ids of an answer; empty where it has none."""
     return tuple(int(token) for token in ids or ())
@@ -150,7 +155,7 @@ class Completion:
     Attributes:
         tokens: the returned ids, in order; an end-of-text token is the last one. Where an engine
             returns only a text, its ids by the target's tokenizer.
-        stop_reason: why the text ends; None where a stored answer does not tell.
+        stop_reason: why the text ends; `budget` where an answer does not tell.
         request_s: from sending the request to the whole answer, on the client's clock; nan for a
             stored answer.
         rounds: draft-verify cycles, including plain steps of a speculating server; None on a plain
@@ -177,7 +182,7 @@ class Completion:
     """
 
     tokens: tuple[int, ...] = ()
-    stop_reason: StopReason | None = None
+    stop_reason: StopReason = "budget"
     request_s: float = math.nan
     rounds: int | None = None
     drafted: int | None = None

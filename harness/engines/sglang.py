@@ -33,10 +33,10 @@ from harness.engines.http_server import (
 )
 from harness.engines.process import on_path
 from harness.engines.protocol import (
-    STOP_REASONS,
     Asked,
     Completion,
     EngineFacts,
+    stop_reason,
     token_ids,
 )
 from harness.records import Rule, UserError, Varying
@@ -245,7 +245,7 @@ def parse(answer: Mapping[str, Any]) -> Completion:
         engine="sglang",
         counted=int(meta["completion_tokens"]),
         k=0,
-        stop_reason=STOP_REASONS.get(str((meta.get("finish_reason") or {}).get("type"))),
+        stop_reason=stop_reason((meta.get("finish_reason") or {}).get("type")),
         tokens=token_ids(answer.get("output_ids")),
         text=answer.get("text"),
         logprobs=tuple(entry[0] for entry in logprobs),

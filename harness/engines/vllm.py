@@ -47,12 +47,12 @@ from harness.engines.http_server import (
 )
 from harness.engines.process import LOOPBACK, on_path
 from harness.engines.protocol import (
-    STOP_REASONS,
     Asked,
     Completion,
     EngineFacts,
     RefusedError,
     seconds,
+    stop_reason,
     token_ids,
 )
 from harness.records import Round, Rule, UserError, Varying
@@ -301,7 +301,7 @@ def parse(answer: Mapping[str, Any]) -> Completion:
         steps=rounds_of(tokens, spec_metrics) if tokens and spec_metrics is not None else None,
         prefill_s=seconds(metrics.get("time_to_first_token_ms")),
         decode_s=seconds(metrics.get("generation_time_ms")),
-        stop_reason=STOP_REASONS.get(str(choice.get("finish_reason"))),
+        stop_reason=stop_reason(choice.get("finish_reason")),
         tokens=tokens,
         text=choice.get("text"),
         logprobs=tuple((choice.get("logprobs") or {}).get("token_logprobs") or ()),
