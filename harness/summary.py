@@ -204,7 +204,7 @@ class ModelFacts:
     engine: str | None = None
     engine_reason: str | None = None  # why it is not, or not entirely, the requested one
     compiled: bool | None = None  # whether a CUDA graph's work was compiled; None: no graph
-    kind: str = "model"  # the kind of draft, a key of `serving.drafts.DRAFTS`
+    kind: str = "model"  # the kind of draft, a key of `engine_facts.draft_kinds.DRAFTS`
     layers: int | None = None  # of an early exit
 
 

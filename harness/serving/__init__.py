@@ -1,7 +1,11 @@
-"""Facts of each engine that serves a pair, and of each kind of draft.
+"""The facts of each engine that serves a pair, and of each kind of draft, as data.
 
-`spec.py` has the record of an engine and `engines.py` lists them; most have a module of their own,
-with the source of each fact. `drafts.py` has the kinds of draft. `round_counting.py` has the rules
-by which an engine counts rounds and drafted tokens, which replay follows to give the same numbers.
+`vllm.py`, `sglang.py`, `llamacpp.py`, ... are one engine each: its acceptance rules, drafts,
+counting, flags and serving lines, with the source of each fact. `spec.py` has the record that they
+fill, and `engines.py` lists them. `round_counting.py` has the rules by which an engine counts
+rounds and drafted tokens, which replay follows to give the same numbers. `draft_kinds.py` has the
+kinds of draft.
+
+Configuration, `--help`, analysis and reports read these modules, so they import no torch.
 `harness.engines` starts engines and sends requests to them, `harness.models.heads` loads heads.
 """
