@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 import modal
 
-from harness.serving.engines import rented  # this import needs no library
+from harness.engine_facts.engines import rented  # this import needs no library
 
 if TYPE_CHECKING:  # the rest of the harness is imported only in the functions that need it
     from harness.cloud.jobs import Job

@@ -39,7 +39,7 @@ import urllib3
 
 from harness.cli import compose
 from harness.commands import progress, server
-from harness.engines.client import LEAST_S
+from harness.engines.http_client import LEAST_S
 from harness.engines.llamacpp import LlamaCpp
 from harness.measurement.load import REQUESTS_PER_SLOT
 from harness.models.embedded import EMBEDDED, gguf_of

@@ -57,10 +57,10 @@ from harness.cli import compose, draft_conf
 from harness.commands import audition, server
 from harness.commands.tasks import PROMPTS_OF_EVERY_K
 from harness.config import ModelConf
+from harness.engine_facts.engines import spec_of
 from harness.models import embedded
 from harness.models.load import load as load_model
 from harness.records import GREEDY, MachineLoad, ResultRow, Trial, grouped, where
-from harness.serving.engines import spec_of
 from harness.storage import StoredRun, load
 from harness.storage.manifest import ChosenK, ServedKs
 from harness.summary import Answer, ServedGate, ServedSummary, Summary

@@ -58,8 +58,8 @@ from harness.config import (
     register,
     split_draft,
 )
+from harness.engine_facts.draft_kinds import DRAFTS
 from harness.records import UserError
-from harness.serving.drafts import DRAFTS
 from harness.storage import files, lock
 
 OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128

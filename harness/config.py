@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from harness.engine_facts.draft_kinds import DRAFTS, DraftSpec
+from harness.engine_facts.engines import ENGINES, OWN, measurable, with_lines
 from harness.records import MOST_K, RULES, LoopClock, UserError, Varying
-from harness.serving.drafts import DRAFTS, DraftSpec
-from harness.serving.engines import ENGINES, OWN, measurable, with_lines
 from harness.theory.architecture import architecture_of
 
 # The shipped YAML: inside the installed package, or next to it in a checkout

@@ -613,8 +613,8 @@ class ServingEngine:
     name: str  # a name of `engine=`
     version: str  # as the engine reports it
     rule: Rule | None = None  # its acceptance rule; None where it cannot be known
-    # first_position, shortens_last_draft: how it counts rounds (`harness.serving.round_counting`);
-    # None where it counts none
+    # first_position, shortens_last_draft: how it counts rounds; None where it counts none
+    # (`harness.engine_facts.round_counting`)
     first_position: int | None = None
     shortens_last_draft: bool | None = None
     # The number of likeliest tokens among which a sampled draft draws

@@ -12,11 +12,11 @@ from harness.decoding.loops import Verifier
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.decoding.verification import VERIFY
+from harness.engine_facts import sglang, vllm
+from harness.engine_facts.engines import ENGINES, OWN
 from harness.measurement.confidences import draft_confidences
 from harness.measurement.lossless import distribution_tests
 from harness.records import RULES, Rule
-from harness.serving import sglang, vllm
-from harness.serving.engines import ENGINES, OWN
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES, accept_probabilities
 
 SAMPLED = SamplingParameters(1.0)

@@ -24,12 +24,12 @@ from runs import FROZEN, analysed, sample
 from harness import formatting, reporting
 from harness.analysis import analyse
 from harness.cli import compose
+from harness.engine_facts.draft_kinds import kind_of
+from harness.engine_facts.engines import drafts_alike, spec_of, with_lines
 from harness.records import GREEDY, Trial, first
 from harness.reporting import grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
-from harness.serving.drafts import kind_of
-from harness.serving.engines import drafts_alike, spec_of, with_lines
 from harness.storage import StoredRun, load
 from harness.summary import Caveat, Failure, Summary, from_json, to_json
 

@@ -34,11 +34,11 @@ from harness.decoding.lookups import (
 )
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
+from harness.engine_facts.draft_kinds import DRAFTS
 from harness.measurement.draft_scores import lookup_traces
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText
 from harness.records import RULES, Round, Rule, where
-from harness.serving.drafts import DRAFTS
 from harness.theory.replay import replay, replay_texts
 
 K = 3

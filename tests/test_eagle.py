@@ -14,6 +14,7 @@ from transformers import DynamicCache, Qwen2Config, Qwen2Model
 
 from harness.analysis import analyse
 from harness.config import DraftConf, ModelKeys
+from harness.engine_facts.draft_kinds import DRAFTS
 from harness.models.cached import cache_argument
 from harness.models.heads.decoder_layer import LayerHead
 from harness.models.heads.eagle import EagleNetwork, load_eagle
@@ -21,7 +22,6 @@ from harness.models.heads.files import head_memory_need
 from harness.models.load import EMBEDDED, LoadedModel
 from harness.models.memory import MemoryNeed
 from harness.records import UserError
-from harness.serving.drafts import DRAFTS
 
 # As eagle/train/llama_2_chat_7B_config.json of SafeAILab/EAGLE says them
 CONFIG: dict[str, Any] = {

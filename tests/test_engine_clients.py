@@ -48,8 +48,10 @@ from harness.commands.server_visits import measure
 from harness.commands.tasks import Role
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
+from harness.engine_facts.engines import ENGINES
+from harness.engine_facts.llamacpp import SPEC_TYPES, drafting_flags
 from harness.engines.adapters import ToServe, adapter_of
-from harness.engines.client import HttpClient, WantedModel
+from harness.engines.http_client import HttpClient, WantedModel
 from harness.engines.http_server import (
     AttachedEngine,
     CardMemory,
@@ -72,8 +74,6 @@ from harness.engines.sglang import Sglang, SglangServer
 from harness.engines.vllm import Vllm, VllmServer, rounds_of
 from harness.models.load import load_vocabulary
 from harness.records import Round, Rule, ServerCommand, UserError
-from harness.serving.engines import ENGINES
-from harness.serving.llamacpp import SPEC_TYPES, drafting_flags
 from harness.storage import RunFolder
 from harness.storage import load as load_run
 
@@ -993,7 +993,7 @@ def test_what_does_not_pass_ends_in_one_line_that_says_whose_fault_it_is(
     message: str,
     sent: int,
 ) -> None:
-    monkeypatch.setattr("harness.engines.client.LEAST_S", 120.0)
+    monkeypatch.setattr("harness.engines.http_client.LEAST_S", 120.0)
     answer = fault if callable(fault) else in_order(fault)
     server = stand_in(vllm_answers(**{"/v1/completions": answer}))
     running = attached(VllmServer, server.url).open(2)
@@ -1039,7 +1039,7 @@ def test_a_name_that_a_server_may_still_say_is_not_passed_over(stand_in: Start) 
 def test_the_counters_around_a_request_have_its_deadline(
     stand_in: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.engines.client.LEAST_S", 120.0)
+    monkeypatch.setattr("harness.engines.http_client.LEAST_S", 120.0)
     server = stand_in(vllm_answers(**{"/metrics": lambda _: time.sleep(3)}))
     with pytest.raises(ServerDiedError, match="no answer within 1 s"):
         ask(attached(VllmServer, server.url))
@@ -1053,7 +1053,7 @@ def test_the_counters_around_a_request_have_its_deadline(
 def test_an_answer_may_take_longer_than_a_connection(
     stand_in: Start, monkeypatch: pytest.MonkeyPatch, answered_s: float, connect_s: float
 ) -> None:
-    monkeypatch.setattr("harness.engines.client.CONNECT_S", connect_s)
+    monkeypatch.setattr("harness.engines.http_client.CONNECT_S", connect_s)
     server = stand_in(vllm_answers(**{"/v1/completions": lambda _: time.sleep(answered_s) or GOOD}))
     engine = AttachedEngine({2: server.url}, VllmServer)
     done = ask(engine)

@@ -20,6 +20,7 @@ from stubs import GREEDY
 
 from harness.analysis.server_lossless import text_z
 from harness.decoding.sampling import SamplingParameters
+from harness.engine_facts.round_counting import Counting
 from harness.engines.cpu_clock import CpuReadings
 from harness.engines.http_server import AttachedEngine
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer, request_body, rounds_at_eos
@@ -33,7 +34,6 @@ from harness.measurement.server_request import (
     likelihood_test,
 )
 from harness.records import UserError
-from harness.serving.round_counting import Counting
 
 # How long a test waits for a process, however busy the machine is
 PATIENCE_S = 60.0

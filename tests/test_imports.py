@@ -18,7 +18,7 @@ from stand_in_server import StandIn
 
 from harness.analysis import analyse
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.client import HttpClient
+from harness.engines.http_client import HttpClient
 from harness.engines.http_server import AttachedEngine, HttpServer
 from harness.engines.llamacpp import LlamaCppServer, request_body
 from harness.engines.protocol import Asked, Completion

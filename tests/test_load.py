@@ -35,6 +35,9 @@ from harness.commands.server_requests import Failures, open_workload
 from harness.commands.server_start import note_engine
 from harness.commands.tasks import varying_roles
 from harness.decoding.sampling import SamplingParameters
+from harness.engine_facts.llamacpp import SPEC
+from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.vllm import SPEC as VLLM
 from harness.engines.adapters import Adapter, adapter_of
 from harness.engines.http_server import HttpServer
 from harness.engines.protocol import (
@@ -60,9 +63,6 @@ from harness.measurement.server_request import decoded
 from harness.records import LoadTiming, ServerCommand, ServingEngine, UserError, where
 from harness.reporting.serving_commands import schedule_snippets
 from harness.reporting.tables.served import load_table
-from harness.serving.llamacpp import SPEC
-from harness.serving.round_counting import Counting
-from harness.serving.vllm import SPEC as VLLM
 from harness.storage import RunFolder
 from harness.storage import load as stored
 from harness.summary import (

@@ -10,8 +10,8 @@ from test_index import indexed, rows
 from test_serving import of_kind
 
 from harness.analysis import analyse
+from harness.engine_facts.draft_kinds import DRAFTS
 from harness.records import UserError
-from harness.serving.drafts import DRAFTS
 from harness.storage import StoredRun
 
 TOYS = ("recent", "guess")

@@ -12,9 +12,9 @@ from stand_in_server import StandIn
 from harness.analysis import analyse
 from harness.commands import report
 from harness.config import ReportConfig
+from harness.engine_facts.engines import ENGINES
 from harness.records import UserError
 from harness.reporting.serving_commands import snippets_of
-from harness.serving.engines import ENGINES
 from harness.storage import StoredRun, load
 
 K = 2

@@ -22,10 +22,10 @@ from harness.analysis.plan_simulation import facts_of, load_checks
 from harness.analysis.planned_server import Server
 from harness.cli import compose
 from harness.commands.plan import recorded_times
+from harness.engine_facts.engines import spec_of
 from harness.records import LoadTiming, UserError
 from harness.reporting.content import content_of
 from harness.reporting.sentences.plan import verdicts, whether_served
-from harness.serving.engines import spec_of
 from harness.simulation.requests import Request, Text
 from harness.simulation.server import Costs, sent_at_once, simulate
 from harness.storage import StoredRun, load

@@ -13,7 +13,7 @@ from stand_in_server import StandIn
 
 from harness.commands import progress as shown
 from harness.commands.progress import fetching, progress
-from harness.engines.client import HttpClient
+from harness.engines.http_client import HttpClient
 
 Captured = pytest.CaptureFixture[str]
 

@@ -20,6 +20,7 @@ from stand_in_server import StandIn
 from harness.analysis import analyse
 from harness.config import DraftConf
 from harness.decoding.sampling import SamplingParameters
+from harness.engine_facts.engines import spec_of
 from harness.engines.llamacpp import LlamaCppServer
 from harness.engines.protocol import Asked
 from harness.measurement.draft_scores import score_texts
@@ -29,7 +30,6 @@ from harness.models.load import LoadedModel
 from harness.models.probe import uncached_logits
 from harness.records import TextTrace, UserError
 from harness.reporting.serving_commands import snippets_of
-from harness.serving.engines import spec_of
 from harness.storage import StoredRun, load
 
 pytestmark = pytest.mark.usefixtures("few_samples")

@@ -35,13 +35,13 @@ from harness.analysis.server_run import served_run, served_summary
 from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
 from harness.analysis.waits import one_by_one
+from harness.engine_facts.llamacpp import PROBABILISTIC
+from harness.engine_facts.round_counting import Counting
 from harness.records import RoundTiming, Rule, ServerClock, Trial
 from harness.reporting import html, markdown, serving_commands
 from harness.reporting.content import content_of
 from harness.reporting.html import column_definition
 from harness.reporting.pages import tables_of
-from harness.serving.llamacpp import PROBABILISTIC
-from harness.serving.round_counting import Counting
 from harness.stats import jackknife
 from harness.storage import StoredRun, load
 from harness.summary import (

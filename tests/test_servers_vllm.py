@@ -27,6 +27,9 @@ from harness.analysis.counters import running_server
 from harness.cli import draft_conf
 from harness.config import PromptsConf
 from harness.decoding.sampling import SamplingParameters
+from harness.engine_facts import vllm
+from harness.engine_facts.draft_kinds import DRAFTS
+from harness.engine_facts.spec import PairToServe
 from harness.engines.http_server import CardMemory
 from harness.engines.running import CountingServer
 from harness.engines.vllm import Vllm
@@ -35,9 +38,6 @@ from harness.measurement.remote_scores import TextServer
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.heads.eagle3 import Eagle3Network, load_eagle3
 from harness.models.load import EMBEDDED
-from harness.serving import vllm
-from harness.serving.drafts import DRAFTS
-from harness.serving.spec import PairToServe
 from harness.storage import StoredRun
 from harness.summary import SamplingFacts, ServedSummary
 from tools.train_embedded.head_files import save_head

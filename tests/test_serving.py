@@ -14,14 +14,14 @@ import yaml
 from transformers import GenerationConfig, GenerationMixin
 
 from harness.cli import compose
+from harness.engine_facts.draft_kinds import kind_of, looks_up
+from harness.engine_facts.engines import drafts_alike, spec_of, with_lines
+from harness.engine_facts.tensorrt_llm import FILE
 from harness.models.load import EMBEDDED
 from harness.records import LONGEST_NGRAM, RULES
 from harness.reporting import serving_commands
 from harness.reporting.content import content_of
 from harness.reporting.serving_commands import Snippet, snippets_of
-from harness.serving.drafts import kind_of, looks_up
-from harness.serving.engines import drafts_alike, spec_of, with_lines
-from harness.serving.tensorrt_llm import FILE
 from harness.summary import (
     Answer,
     Leaderboard,

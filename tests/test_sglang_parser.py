@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from harness.engine_facts import sglang
+from harness.engine_facts.draft_kinds import DRAFTS
+from harness.engine_facts.spec import PairToServe
 from harness.engines.http_server import CardMemory
 from harness.engines.sglang import Sglang
-from harness.serving import sglang
-from harness.serving.drafts import DRAFTS
-from harness.serving.spec import PairToServe
 from harness.summary import SamplingFacts
 
 WHEEL = Path(os.environ.get("SGLANG_WHEEL") or Path(__file__).parents[1] / ".sglang")

@@ -16,7 +16,7 @@ from runs import needs_llamacpp
 from served_pair import Served
 
 from harness.engines import turns
-from harness.engines.client import HttpClient
+from harness.engines.http_client import HttpClient
 from harness.engines.process import ServerProcess
 from harness.engines.protocol import (
     Asked,

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from harness.config import ModelConf
 from harness.decoding.lookups import LookupDrafter
+from harness.engine_facts.draft_kinds import DraftSpec
 from harness.models.heads.base import BlockHead, HeadNetwork, LoadedHead
 from harness.models.load import LoadedModel
-from harness.serving.drafts import DraftSpec
 
 LOOKUP = DraftSpec("a recent look-up", "none", loader="toy_drafts:RecentDrafter")
 HEAD = DraftSpec("a guessing head", loader="toy_drafts:guessing_head", reads_states=True)

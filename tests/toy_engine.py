@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
+from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.spec import EngineSpec, PairToServe, ServingLine
 from harness.engines.adapters import Adapter
 from harness.engines.http_server import HttpServer, Running
 from harness.engines.protocol import Asked, Completion, EngineFacts
 from harness.engines.protocol import Server as EngineServer
-from harness.serving.round_counting import Counting
-from harness.serving.spec import EngineSpec, PairToServe, ServingLine
 
 
 def _line(pair: PairToServe) -> str:

@@ -1,13 +1,13 @@
 """Write README's table of what can draft for what: python tools/drafts_table.py.
 
-The engines' columns are those of `harness.serving.engines`.
+The engines' columns are those of `harness.engine_facts.engines`.
 """
 
 from pathlib import Path
 
-from harness.serving.drafts import DRAFTS, DraftKind
-from harness.serving.engines import with_lines
-from harness.serving.spec import EngineSpec
+from harness.engine_facts.draft_kinds import DRAFTS, DraftKind
+from harness.engine_facts.engines import with_lines
+from harness.engine_facts.spec import EngineSpec
 
 PAGE = Path(__file__).resolve().parents[1] / "README.md"
 HEADING = "## What can draft for what\n"

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from harness.analysis.cells import Weights
 from harness.analysis.predicted import Predicted
 from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, decide, in_turn
+from harness.engine_facts.engines import OWN
 from harness.records import Rule, Source
-from harness.serving.engines import OWN
 from harness.stats.jackknife import ZERO, exponential, workload_ratio
 from harness.summary import Answer, Doubt, RoundTokens, Visits
 

@@ -38,6 +38,7 @@ from harness.analysis.request_times import (
     shared_visits,
     with_enough_visits,
 )
+from harness.engine_facts.round_counting import Counting
 from harness.records import (
     LoadTiming,
     ResultRow,
@@ -48,7 +49,6 @@ from harness.records import (
     set_of,
     where,
 )
-from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Array
 from harness.summary import LoadCell, Schedule, ScheduleEntry
 from harness.theory.replay import replay_texts

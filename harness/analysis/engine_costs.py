@@ -34,9 +34,9 @@ import numpy as np
 from harness.analysis.device import architecture
 from harness.analysis.round_costs import Latency, ServedTimes
 from harness.analysis.server_costs import ServerCosts
+from harness.engine_facts.draft_kinds import DRAFTS
+from harness.engine_facts.engines import ENGINES, OWN, drafts_alike, spec_of
 from harness.records import GREEDY, UserError
-from harness.serving.drafts import DRAFTS
-from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of
 from harness.stats.jackknife import Array
 from harness.storage.manifest import CostsAt, EngineCosts, ModelEntry
 from harness.summary import Basis

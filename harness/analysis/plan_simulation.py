@@ -28,8 +28,8 @@ from harness.analysis.plan import MOST, WARM_UP, bracket, goals_of, shared_rates
 from harness.analysis.planned_server import Server, at_usual_pace
 from harness.analysis.setup import Setup, request_weights
 from harness.config import PlanConfig
+from harness.engine_facts.engines import spec_of
 from harness.records import GREEDY, LoadTiming, PlanPolicy, SimulatedChoice, UserError
-from harness.serving.engines import spec_of
 from harness.simulation.requests import Request, Stream, Text, as_recorded, at_random
 from harness.simulation.server import Costs, Served, sent_at_once, simulate
 from harness.stats.jackknife import Array, Index, enough_prompts, set_weights

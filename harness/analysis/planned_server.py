@@ -25,9 +25,9 @@ from harness.analysis.replayed import accept_chances, proposed_at
 from harness.analysis.server_lossless import failed_gates, gates
 from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup
+from harness.engine_facts.engines import spec_of
+from harness.engine_facts.round_counting import Counting
 from harness.records import LoadTiming, Rule, ServingEngine, TextTrace, UserError, grouped, where
-from harness.serving.engines import spec_of
-from harness.serving.round_counting import Counting
 from harness.simulation.requests import Request, Text
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER

@@ -23,9 +23,9 @@ from harness.analysis.cells import (
     prompts_of,
 )
 from harness.analysis.verdict import Candidate
+from harness.engine_facts.draft_kinds import DRAFTS
+from harness.engine_facts.round_counting import Counting
 from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError, grouped
-from harness.serving.drafts import DRAFTS
-from harness.serving.round_counting import Counting
 from harness.stats import jackknife
 from harness.stats.jackknife import Array, token_weights
 from harness.summary import ReplayCheck

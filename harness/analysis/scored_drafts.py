@@ -25,9 +25,9 @@ from harness.analysis.round_costs import (
     without_rounds,
 )
 from harness.analysis.setup import Setup, stop_threshold, timed_apart
+from harness.engine_facts.engines import with_lines
+from harness.engine_facts.round_counting import Counting, counting_of
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace, UserError, grouped
-from harness.serving.engines import with_lines
-from harness.serving.round_counting import Counting, counting_of
 from harness.summary import Dropped
 from harness.theory.replay import Replayed
 from harness.theory.speedup import StepTimes

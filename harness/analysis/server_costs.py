@@ -30,8 +30,8 @@ from harness.analysis.request_times import (
     paired_seconds,
     undisturbed,
 )
+from harness.engine_facts.round_counting import Counting
 from harness.records import RoundTiming
-from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Array, Variance, left_out_variance
 from harness.summary import ServedCosts
 from harness.theory.replay import Replayed, replay_texts

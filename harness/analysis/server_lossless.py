@@ -22,8 +22,8 @@ from harness.analysis.caveats.servers import server_not_lossless, server_rounds_
 from harness.analysis.cells import completed
 from harness.analysis.lossless import by_text, voiding
 from harness.analysis.server_texts import ServedTexts, Texts
+from harness.engine_facts.engines import spec_of
 from harness.records import GREEDY, Rule, Trial, grouped, where
-from harness.serving.engines import spec_of
 from harness.stats.jackknife import Array
 from harness.summary import Caveat, ServedGate, TextLikelihood
 

@@ -45,8 +45,8 @@ from harness.analysis.server_lossless import gates, replay_holds
 from harness.analysis.server_texts import ServedTexts, Texts
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate, Evidence
+from harness.engine_facts.draft_kinds import looks_up
 from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped, where
-from harness.serving.drafts import looks_up
 from harness.stats.jackknife import Array, Variance, joined, speedup_interval
 from harness.summary import NotPredicted, RoundSummary, ServedCosts, ServedGate
 

@@ -51,8 +51,8 @@ from harness.analysis.setup import Setup, request_weights, run_facts, shares_of_
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.analysis.waits import one_by_one, under_load
+from harness.engine_facts.engines import OWN, spec_of
 from harness.records import GREEDY, Cell, ServingEngine, where
-from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import token_weights
 from harness.stats.two_phase import look_shares
 from harness.summary import (

@@ -11,8 +11,8 @@ from harness.analysis.lossless import text_checks, without_faulty
 from harness.analysis.replayed import as_served
 from harness.analysis.request_times import Settle, settled, settling
 from harness.analysis.setup import Setup
+from harness.engine_facts.round_counting import Counting, counting_of, shorter_budget
 from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped, where
-from harness.serving.round_counting import Counting, counting_of, shorter_budget
 from harness.stats.jackknife import Array
 from harness.summary import TextCheck, Visits
 from harness.theory.replay import Replayed, replay_texts, rounds_variance

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from harness.engine_facts.draft_kinds import DraftKind
+from harness.engine_facts.engines import with_lines
 from harness.records import ResultRow, Rule, ServingEngine, grouped, where
-from harness.serving.drafts import DraftKind
-from harness.serving.engines import with_lines
 from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.storage.manifest import SERVER, EngineCosts, Environment, ModelEntry

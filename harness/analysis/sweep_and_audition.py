@@ -48,6 +48,8 @@ from harness.analysis.setup import Setup, model_facts, run_facts, shares_of_sets
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.config import AUTO_DRAFTS, split_draft
+from harness.engine_facts.draft_kinds import kind_of
+from harness.engine_facts.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
 from harness.records import (
     Cell,
     Failure,
@@ -59,8 +61,6 @@ from harness.records import (
     grouped,
     where,
 )
-from harness.serving.drafts import kind_of
-from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
 from harness.stats.jackknife import Variance
 from harness.stats.two_phase import LOOKS, look_shares
 from harness.summary import (

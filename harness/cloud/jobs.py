@@ -19,9 +19,9 @@ from harness.cli import compose, draft_confs
 from harness.commands.dry_run import all_cards
 from harness.commands.eligible_drafts import sizes_of
 from harness.config import SCHEMAS, GpuConf, ModelConf, is_folder
+from harness.engine_facts.engines import OWN, rented
 from harness.engines.adapters import adapter_of
 from harness.records import Prompt, UserError
-from harness.serving.engines import OWN, rented
 from harness.theory.memory import MemoryFit
 
 # The cloud's names of cards, and their files in conf/gpu

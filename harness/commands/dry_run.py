@@ -62,12 +62,12 @@ from harness.config import (
     SnapshotConfig,
     SweepConfig,
 )
+from harness.engine_facts.round_counting import shorter_budget
 from harness.measurement.load import requests_of_load
 from harness.records import Prompt, TextTrace, grouped
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cost_table
 from harness.reporting.tables.specification import Column, Table, table
-from harness.serving.round_counting import shorter_budget
 from harness.stats.two_phase import LOOKS
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (

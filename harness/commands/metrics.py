@@ -11,12 +11,12 @@ from harness.commands.breakeven import latency_of_run
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, concluded
 from harness.config import ReportConfig
+from harness.engine_facts.engines import spec_of
 from harness.engines.adapters import api_key
-from harness.engines.client import WantedModel
+from harness.engines.http_client import WantedModel
 from harness.engines.running import CountingServer
 from harness.measurement.environment import describe_host
 from harness.records import GREEDY, Scrape, ServingEngine, UserError
-from harness.serving.engines import spec_of
 from harness.storage import RunFolder, load
 from harness.storage.manifest import SERVER
 

@@ -18,6 +18,7 @@ from harness.commands.tasks import BATCH, EncodedPrompt
 from harness.config import AuditionConfig, PairConfig
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.lookups import LookupDrafter
+from harness.engine_facts.draft_kinds import DRAFTS
 from harness.measurement import environment
 from harness.measurement.confidences import draft_confidences
 from harness.measurement.draft_scores import DraftSampling, as_target, lookup_traces, score_texts
@@ -37,7 +38,6 @@ from harness.records import (
     StepTiming,
     TextTrace,
 )
-from harness.serving.drafts import DRAFTS
 from harness.storage.manifest import Environment, ModelEntry
 
 Config = PairConfig | AuditionConfig

@@ -27,7 +27,7 @@ from harness.commands.run_time import Stopwatch
 from harness.commands.tasks import EncodedPrompt
 from harness.config import AuditionConfig, ModelConf
 from harness.engines.adapters import api_key
-from harness.engines.client import WantedModel
+from harness.engines.http_client import WantedModel
 from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.generations import Request
 from harness.measurement.remote_scores import TextServer, refuse_sampling

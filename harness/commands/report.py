@@ -20,11 +20,11 @@ from harness.analysis.comparison import compare
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, shown, write_analysis
 from harness.config import ReportConfig
+from harness.engine_facts.engines import spec_of
 from harness.measurement.environment import describe_host
 from harness.records import UserError
 from harness.reporting import grid, index
 from harness.reporting.index import Line
-from harness.serving.engines import spec_of
 from harness.storage import RunFolder, StoredRun, load, refuse_lost
 from harness.storage.lock import Busy
 from harness.summary import ComparisonRow, Summary

@@ -31,6 +31,7 @@ from harness.commands.run_lifecycle import note_models, unless_broken
 from harness.commands.server_requests import Workload
 from harness.commands.server_start import check_target, started, stored_facts, to_serve
 from harness.commands.tasks import PLAIN, Role
+from harness.engine_facts.engines import OWN, spec_of
 from harness.engines.protocol import RefusedError, RequestFailedError, Server, ServerDiedError
 from harness.measurement.draft_scores import asked_traces, lookup_traces, score_texts
 from harness.measurement.engine_noise import (
@@ -54,7 +55,6 @@ from harness.records import (
     in_one_line,
     where,
 )
-from harness.serving.engines import OWN, spec_of
 from harness.storage import RunFolder
 from harness.storage.manifest import ModelEntry
 from harness.summary import TextCheck, TextLikelihood

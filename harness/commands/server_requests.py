@@ -28,6 +28,7 @@ from harness.commands.tasks import (
     varying_roles,
 )
 from harness.config import ServerConfig
+from harness.engine_facts.engines import OWN
 from harness.engines.adapters import Adapter, adapter_of
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText
@@ -44,7 +45,6 @@ from harness.records import (
     grouped,
     in_one_line,
 )
-from harness.serving.engines import OWN
 from harness.storage import RunFolder
 from harness.storage.manifest import AskedLess, Manifest
 

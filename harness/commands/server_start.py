@@ -34,6 +34,8 @@ from harness.commands.tasks import (
 from harness.config import ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
+from harness.engine_facts.draft_kinds import DRAFTS
+from harness.engine_facts.engines import ENGINES, OWN, spec_of
 from harness.engines.adapters import (
     Adapter,
     ToServe,
@@ -65,8 +67,6 @@ from harness.records import (
     Varying,
     in_one_line,
 )
-from harness.serving.drafts import DRAFTS
-from harness.serving.engines import ENGINES, OWN, spec_of
 from harness.storage import RunFolder
 from harness.storage.resume import check_engine
 

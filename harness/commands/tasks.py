@@ -35,9 +35,9 @@ from harness.config import (
     SnapshotConfig,
     SweepConfig,
 )
+from harness.engine_facts.engines import ENGINES
+from harness.engine_facts.round_counting import shorter_budget
 from harness.records import GREEDY, Cell, Prompt, Varying, conversation_of, grouped
-from harness.serving.engines import ENGINES
-from harness.serving.round_counting import shorter_budget
 from harness.stats.two_phase import LOOKS
 from harness.storage.manifest import AskedLess, ChosenK, Looks, ServedKs
 

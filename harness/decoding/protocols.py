@@ -1,9 +1,9 @@
 """Protocols of the loop: a model, a drafter, and a request.
 
 `harness.models` satisfies these protocols without importing them. A new kind of draft is a look-up
-or a head (`harness.serving.drafts`), and seldom one more `Drafter`. Proposals are chains, in which
-each token follows the one before: a tree would need a `Proposal` with each token's parent, a
-`forward` over such positions, a `rewind` to a branch instead of by a count, a verification
+or a head (`harness.engine_facts.draft_kinds`), and seldom one more `Drafter`. Proposals are chains,
+in which each token follows the one before: a tree would need a `Proposal` with each token's parent,
+a `forward` over such positions, a `rewind` to a branch instead of by a count, a verification
 (`harness.decoding.verification`) of branches, and a replay (`harness.theory.replay`) of them.
 """
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from harness.config import ServerConfig
-from harness.engines.client import WantedModel
+from harness.engine_facts.draft_kinds import DRAFTS, DraftKind
+from harness.engine_facts.engines import ENGINES, OWN, measurable
+from harness.engine_facts.spec import EngineSpec
+from harness.engines.http_client import WantedModel
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, Running
 from harness.engines.protocol import Engine
 from harness.records import Rule, UserError, Varying
-from harness.serving.drafts import DRAFTS, DraftKind
-from harness.serving.engines import ENGINES, OWN, measurable
-from harness.serving.spec import EngineSpec
 
 if TYPE_CHECKING:
     from harness.engines.own import OwnLoop

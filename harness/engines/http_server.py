@@ -12,9 +12,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
-from harness.engines.client import HttpClient, WantedModel
+from harness.engine_facts.draft_kinds import DraftKind
+from harness.engine_facts.spec import EngineSpec
 from harness.engines.counters import CounterNames
 from harness.engines.cpu_clock import CpuReadings
+from harness.engines.http_client import HttpClient, WantedModel
 from harness.engines.process import LOOPBACK, ServerProcess, free_port, on_path
 from harness.engines.protocol import (
     Asked,
@@ -27,8 +29,6 @@ from harness.engines.protocol import (
 )
 from harness.engines.turns import Turn
 from harness.records import Rule, ServerCommand, UserError, Varying
-from harness.serving.drafts import DraftKind
-from harness.serving.spec import EngineSpec
 
 # Positions in addition to prompt, budget and one draft, so that the context never shortens a draft
 SPARE_POSITIONS = 8

@@ -40,6 +40,9 @@ from typing import Any
 
 from harness import PACKAGE
 from harness.config import ModelConf, ServerConfig
+from harness.engine_facts.draft_kinds import DRAFTS, DraftKind, looks_up
+from harness.engine_facts.llamacpp import COUNTING, SPEC, SPEC_TYPES, drafting_flags
+from harness.engine_facts.spec import EngineSpec
 from harness.engines.adapters import Adapter, ToServe, rule_of, served_kind, started_with
 from harness.engines.counters import CounterNames, Samples
 from harness.engines.http_server import (
@@ -66,9 +69,6 @@ from harness.engines.protocol import (
 from harness.engines.turns import Turn
 from harness.models.embedded import folder_of, gguf_of
 from harness.records import NotInstalledError, Rule, UserError
-from harness.serving.drafts import DRAFTS, DraftKind, looks_up
-from harness.serving.llamacpp import COUNTING, SPEC, SPEC_TYPES, drafting_flags
-from harness.serving.spec import EngineSpec
 
 BINARY = "llama-server"
 # A round that drafts nothing, as on the budget's last position, is not counted

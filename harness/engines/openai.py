@@ -11,12 +11,12 @@ from functools import cached_property, partial
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
+from harness.engine_facts.engines import OPENAI
+from harness.engine_facts.spec import EngineSpec
 from harness.engines.adapters import Adapter
 from harness.engines.http_server import MODELS, HttpServer, Running, field_of, served_model
 from harness.engines.protocol import Asked, Completion, EngineFacts, stop_reason
 from harness.records import UserError
-from harness.serving.engines import OPENAI
-from harness.serving.spec import EngineSpec
 
 SERVER = "an OpenAI-compatible server"
 

@@ -15,11 +15,11 @@ from harness import PACKAGE
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.protocols import CausalModel, Drafter, Generation, uniforms_needed
 from harness.decoding.sampling import SamplingParameters, Uniforms
+from harness.engine_facts.engines import OWN
+from harness.engine_facts.spec import EngineSpec
 from harness.engines.adapters import Adapter, ToServe
 from harness.engines.protocol import Asked, Completion, Engine, EngineFacts, Server
 from harness.records import Rule
-from harness.serving.engines import OWN
-from harness.serving.spec import EngineSpec
 from harness.theory.acceptance import conditional
 
 

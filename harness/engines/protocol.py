@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from harness.decoding.sampling import SamplingParameters
+from harness.engine_facts.spec import EngineSpec
 from harness.engines.turns import Turn
 from harness.records import Round, Rule, ServerCommand, StopReason, UserError
-from harness.serving.spec import EngineSpec
 
 # Log-probabilities of the likeliest tokens by their ids, position by position
 Likeliest = tuple[Mapping[int, float], ...]

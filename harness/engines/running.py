@@ -2,13 +2,13 @@
 
 from time import monotonic
 
+from harness.engine_facts.engines import spec_of
 from harness.engines import llamacpp, sglang, vllm
-from harness.engines.client import HttpClient, WantedModel
 from harness.engines.counters import Samples
+from harness.engines.http_client import HttpClient, WantedModel
 from harness.engines.http_server import served_model
 from harness.engines.protocol import RefusedError
 from harness.records import Scrape, UserError
-from harness.serving.engines import spec_of
 
 PAGE = "/metrics"
 KINDS = (llamacpp.INTERFACE, sglang.INTERFACE, vllm.INTERFACE)

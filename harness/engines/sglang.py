@@ -11,7 +11,7 @@ those of this project's tests, so only the reading of answers was tried, with a 
 - The first token comes from the prefill. Every round verifies K drafted tokens, near the budget
   too, where the text is cut.
 - A request's `sampling_seed` counts only with `--enable-deterministic-inference`.
-- Acceptance is set by variables (`harness.serving.sglang`), not by flags.
+- Acceptance is set by variables (`harness.engine_facts.sglang`), not by flags.
 """
 
 import math
@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.engine_facts.sglang import SPEC, TIERS, speculative_flags, tiers
+from harness.engine_facts.spec import EngineSpec
 from harness.engines.adapters import Adapter, checkpoints, rule_of, started_with
 from harness.engines.counters import CounterNames
 from harness.engines.http_server import (
@@ -40,8 +42,6 @@ from harness.engines.protocol import (
     token_ids,
 )
 from harness.records import Rule, UserError, Varying
-from harness.serving.sglang import SPEC, TIERS, speculative_flags, tiers
-from harness.serving.spec import EngineSpec
 
 SERVER = "SGLang's server"
 ABOUT = ("/server_info", "version")

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
+from harness.engine_facts.engines import spec_of
 from harness.engines import llamacpp, sglang, vllm
 from harness.engines.protocol import Completion
 from harness.records import ServingEngine, Trial, UserError
-from harness.serving.engines import spec_of
 
 # One prompt set for all entries, since they have no category
 PROMPT_SET = "requests"

@@ -32,9 +32,12 @@ from time import monotonic, sleep
 from typing import Any
 
 from harness.config import ServerConfig
+from harness.engine_facts.draft_kinds import DraftKind, looks_up
+from harness.engine_facts.spec import EngineSpec
+from harness.engine_facts.vllm import ADAPTIVE, BY_BATCH, COUNTING, SPEC, speculative_config
 from harness.engines.adapters import Adapter, checkpoints, rule_of, served_kind, started_with
-from harness.engines.client import HttpClient
 from harness.engines.counters import CounterNames, Samples
+from harness.engines.http_client import HttpClient
 from harness.engines.http_server import (
     MODELS,
     CardMemory,
@@ -56,9 +59,6 @@ from harness.engines.protocol import (
     token_ids,
 )
 from harness.records import Round, Rule, UserError, Varying
-from harness.serving.drafts import DraftKind, looks_up
-from harness.serving.spec import EngineSpec
-from harness.serving.vllm import ADAPTIVE, BY_BATCH, COUNTING, SPEC, speculative_config
 
 SERVER = "vLLM's server"
 # The prefix of token names with `return_tokens_as_token_ids`, which distinguishes tokens of equal

@@ -12,7 +12,7 @@ import threading
 from importlib import import_module
 from typing import Any
 
-from harness.serving.llamacpp import SPEC_TYPES
+from harness.engine_facts.llamacpp import SPEC_TYPES
 
 xllamacpp: Any = import_module("xllamacpp")  # an extra, without types
 # The prefix of the wheel's names of kinds of draft

@@ -31,6 +31,7 @@ from harness.decoding.sampling import (
     seen_along,
     seen_tokens,
 )
+from harness.engine_facts.draft_kinds import DRAFTS
 from harness.engines.protocol import Asked, Server
 from harness.measurement.target_texts import (
     GeneratedText,
@@ -41,7 +42,6 @@ from harness.measurement.target_texts import (
 from harness.models.cached import CachedModel, SplitNetwork, split_network
 from harness.models.probe import difference, probe_tokens, uncached_logits
 from harness.records import TextTrace
-from harness.serving.drafts import DRAFTS
 
 # Positions of all rows that go through a body at once; longer texts are prefilled in pieces.
 PREFILL_POSITIONS = 8192

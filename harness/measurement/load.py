@@ -29,6 +29,7 @@ from time import monotonic, perf_counter, sleep
 
 import numpy as np
 
+from harness.engine_facts.round_counting import SHORTER, SHORTEST
 from harness.engines.protocol import (
     Completion,
     RefusedError,
@@ -38,7 +39,6 @@ from harness.engines.protocol import (
 from harness.measurement.environment import OtherLoad
 from harness.measurement.generations import Request
 from harness.records import HALF, LoadTiming, ServerClock, UserError
-from harness.serving.round_counting import SHORTER, SHORTEST
 
 # Requests of a load for each that is in flight: fewer are mostly start and end
 REQUESTS_PER_SLOT = 4

@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.client import HttpClient, WantedModel
+from harness.engines.http_client import HttpClient, WantedModel
 from harness.engines.http_server import Interface, served_model
 from harness.engines.protocol import Completion
 from harness.engines.running import KINDS

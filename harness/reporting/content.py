@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from harness.engine_facts.engines import spec_of
 from harness.records import Decision
 from harness.reporting import serving_commands
 from harness.reporting.pages import brief_tables, page_of, tables_of, title_of
 from harness.reporting.sentences import caveat_list, explanation, plan, run, verdict
 from harness.reporting.tables import answers, leaderboard
 from harness.reporting.tables.specification import Table
-from harness.serving.engines import spec_of
 from harness.summary import Summary
 
 OTHERS_NOTE = "The command of the first line measures one of these with the keys in brackets."

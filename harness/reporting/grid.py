@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from harness import formatting as fmt
+from harness.engine_facts.draft_kinds import UNKNOWN, kind_of
+from harness.engine_facts.engines import OWN, drafts_alike, spec_of, with_lines
 from harness.records import RULES, Decision, Rule, Source, first, grouped
-from harness.serving.drafts import UNKNOWN, kind_of
-from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
 from harness.summary import Answer, RoundTokens, ServedSummary, Summary
 
 MOST_SETS = 4  # prompt sets that get a column of the grid

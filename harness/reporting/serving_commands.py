@@ -4,7 +4,7 @@ A server run has the command of the engine that it measured. In a sweep and an a
 engine ran, so the command of an engine follows the command that measures it (`measure_command`).
 The commands are for the headline's temperature; the engine that `engine=` names comes first.
 
-Each engine's syntax is in its module of `harness.serving`.
+Each engine's syntax is in its module of `harness.engine_facts`.
 """
 
 import shlex
@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from harness import formatting as fmt
 from harness.config import CONF_DIR, OWN_DRAFT
+from harness.engine_facts.draft_kinds import DRAFTS, DraftKind, kind_of
+from harness.engine_facts.engines import ENGINES, drafts_alike, spec_of, with_lines
+from harness.engine_facts.spec import EngineSpec, PairToServe, changes
 from harness.records import GREEDY, first, grouped, where
 from harness.reporting import grid
 from harness.reporting.grid import Marked
-from harness.serving.drafts import DRAFTS, DraftKind, kind_of
-from harness.serving.engines import ENGINES, drafts_alike, spec_of, with_lines
-from harness.serving.spec import EngineSpec, PairToServe, changes
 from harness.summary import Answer, Schedule, ServedSummary, Summary
 
 

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from harness import formatting as fmt
 from harness.analysis.caveats.record import Quoted, caveat
 from harness.analysis.setup import Setup
+from harness.engine_facts.engines import spec_of
 from harness.records import GREEDY, Rule, ServingEngine, grouped
-from harness.serving.engines import spec_of
 from harness.summary import LoadCell, ServedGate, UserLatency, Values, Visits
 
 # ---- texts and rounds ----------------------------------------------------------------------------

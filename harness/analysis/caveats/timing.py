@@ -11,8 +11,8 @@ from harness.analysis.caveats.record import Quoted, caveat
 from harness.analysis.prediction_error import PredictionError
 from harness.analysis.round_costs import Latency
 from harness.analysis.setup import Setup
+from harness.engine_facts.engines import OWN, spec_of
 from harness.records import BUSY, CardReadings, ThrottleReason
-from harness.serving.engines import OWN, spec_of
 from harness.storage.manifest import EngineCosts
 from harness.summary import (
     Basis,

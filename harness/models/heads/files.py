@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from harness.config import ModelConf
+from harness.engine_facts.draft_kinds import DRAFTS
 from harness.models.checkpoint import explained, file_of, quiet_transformers
 from harness.models.heads.base import LoadedHead
 from harness.models.load import LoadedModel, source_of
 from harness.models.memory import MemoryNeed, check_fits
 from harness.models.stored_quantized import check_tensors, names_and_dtypes
 from harness.records import UserError, first_line
-from harness.serving.drafts import DRAFTS
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 # Names of tensors that only training needs

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from harness.engine_facts.draft_kinds import DRAFTS
 from harness.records import GREEDY_RESULTS, grouped
-from harness.serving.drafts import DRAFTS
 from harness.summary import RunFacts, Summary, TextCheck
 
 DUMMY = "DUMMY WEIGHTS: LATENCIES ARE REAL, ACCEPTANCES ARE NOT."

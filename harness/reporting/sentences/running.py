@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from harness import formatting as fmt
-from harness.serving.engines import spec_of
+from harness.engine_facts.engines import spec_of
 from harness.summary import RunningServer, Summary
 
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from harness import formatting as fmt
 from harness.analysis.caveats.texts import differences
+from harness.engine_facts.engines import OWN
+from harness.engine_facts.spec import changes
 from harness.records import first, where
-from harness.serving.engines import OWN
-from harness.serving.spec import changes
 from harness.summary import (
     Answer,
     ServedGate,

@@ -13,11 +13,11 @@ from pathlib import PurePath
 from harness import formatting as fmt
 from harness.analysis.caveats import Quoted
 from harness.analysis.caveats.servers import scores
+from harness.engine_facts.draft_kinds import kind_of
+from harness.engine_facts.engines import OWN, spec_of
 from harness.records import GREEDY, first
 from harness.reporting import grid, serving_commands
 from harness.reporting.sentences import comparison, plan, running, served
-from harness.serving.drafts import kind_of
-from harness.serving.engines import OWN, spec_of
 from harness.summary import Answer, CheckResult, RoundTokens, ServedSummary, Summary, VerdictReason
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 

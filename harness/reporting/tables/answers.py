@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from harness import formatting as fmt
+from harness.engine_facts.draft_kinds import kind_of
+from harness.engine_facts.engines import drafts_alike, spec_of
 from harness.records import first
 from harness.reporting import grid
 from harness.reporting.grid import GridRow
 from harness.reporting.tables.specification import Column, Table, columns_by, table
-from harness.serving.drafts import kind_of
-from harness.serving.engines import drafts_alike, spec_of
 from harness.summary import RoundTokens, Summary
 
 MOST_ROWS = 9  # rows of the grid on the console

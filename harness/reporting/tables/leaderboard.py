@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from harness import formatting as fmt
+from harness.engine_facts.draft_kinds import DRAFTS, looks_up
+from harness.engine_facts.engines import spec_of
 from harness.records import Rule, first, grouped
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, Value, table
-from harness.serving.drafts import DRAFTS, looks_up
-from harness.serving.engines import spec_of
 from harness.summary import (
     Answer,
     DraftMemory,

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from harness import formatting as fmt
+from harness.engine_facts.engines import spec_of
 from harness.records import where
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, table
-from harness.serving.engines import spec_of
 from harness.summary import (
     LoadCell,
     Percentiles,

@@ -7,12 +7,12 @@ generated (mode=replay) the replayed rows take the place of the measured ones, a
 from typing import NamedTuple
 
 from harness import formatting as fmt
+from harness.engine_facts.draft_kinds import looks_up
 from harness.records import ResultRow, grouped
 from harness.reporting import grid
 from harness.reporting.sentences.run import greedy_counts
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, table
-from harness.serving.drafts import looks_up
 from harness.summary import (
     AdaptiveDrafting,
     DistributionTest,

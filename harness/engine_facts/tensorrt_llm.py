@@ -17,9 +17,9 @@
 import shlex
 from collections.abc import Mapping, Sequence
 
+from harness.engine_facts.draft_kinds import DraftKind
+from harness.engine_facts.spec import BLOCK, EngineSpec, PairToServe, ServingLine
 from harness.records import LONGEST_NGRAM
-from harness.serving.drafts import DraftKind
-from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine
 
 # `decoding_type`
 TYPES: Mapping[DraftKind, str] = {

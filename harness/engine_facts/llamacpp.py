@@ -21,10 +21,10 @@
 
 from collections.abc import Callable, Sequence
 
+from harness.engine_facts.draft_kinds import DRAFTS, DraftKind, looks_up
+from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.spec import ANCHORED_BLOCK, BLOCK, EngineSpec, PairToServe, ServingLine
 from harness.records import LONGEST_NGRAM
-from harness.serving.drafts import DRAFTS, DraftKind, looks_up
-from harness.serving.round_counting import Counting
-from harness.serving.spec import ANCHORED_BLOCK, BLOCK, EngineSpec, PairToServe, ServingLine
 
 COUNTING = Counting(first_position=1, shortens_last_draft=True)
 # The command without a draft; the file names are placeholders for the reader's conversions

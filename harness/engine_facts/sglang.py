@@ -35,10 +35,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from harness.records import Rule
-from harness.serving.drafts import DRAFTS, DraftKind
-from harness.serving.round_counting import Counting
-from harness.serving.spec import (
+from harness.engine_facts.draft_kinds import DRAFTS, DraftKind
+from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.spec import (
     ANCHORED_BLOCK,
     BLOCK,
     EngineSpec,
@@ -47,6 +46,7 @@ from harness.serving.spec import (
     VaryingK,
     changes,
 )
+from harness.records import Rule
 
 # The flag of each acceptance rule; "" for the default
 RULE_FLAGS: Mapping[Rule, str] = {

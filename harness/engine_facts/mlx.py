@@ -11,7 +11,7 @@
 
 import shlex
 
-from harness.serving.spec import Completions, EngineSpec, PairToServe, ServingLine
+from harness.engine_facts.spec import Completions, EngineSpec, PairToServe, ServingLine
 
 
 def _generate(pair: PairToServe, draft: str = "") -> str:

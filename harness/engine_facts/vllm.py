@@ -50,10 +50,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.records import LONGEST_NGRAM, Rule
-from harness.serving.drafts import DRAFTS, DraftKind
-from harness.serving.round_counting import Counting
-from harness.serving.spec import (
+from harness.engine_facts.draft_kinds import DRAFTS, DraftKind
+from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.spec import (
     ANCHORED_BLOCK,
     BLOCK,
     EngineSpec,
@@ -62,6 +61,7 @@ from harness.serving.spec import (
     VaryingK,
     changes,
 )
+from harness.records import LONGEST_NGRAM, Rule
 
 # `method`, where it is not the kind's name
 METHODS: Mapping[DraftKind, str] = {

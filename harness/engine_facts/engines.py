@@ -3,11 +3,11 @@
 To add one, write its `EngineSpec` in a module next to this one and list it in `ENGINES`.
 """
 
+from harness.engine_facts import llamacpp, mlx, sglang, tensorrt_llm, transformers, vllm
+from harness.engine_facts.draft_kinds import DRAFTS, UNKNOWN, DraftKind
+from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.spec import EngineSpec
 from harness.records import GREEDY, OWN_LOOP, RULES
-from harness.serving import llamacpp, mlx, sglang, tensorrt_llm, transformers, vllm
-from harness.serving.drafts import DRAFTS, UNKNOWN, DraftKind
-from harness.serving.round_counting import Counting
-from harness.serving.spec import EngineSpec
 
 # The harness's own loop, which decodes in this process
 OWN = EngineSpec(

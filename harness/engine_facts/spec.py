@@ -1,6 +1,6 @@
 """The record of an engine: acceptance rules, drafts, counting of rounds and serving commands.
 
-The record of each engine is in a module next to this one, and `harness.serving.engines` lists them.
+The record of each engine is in a module next to this one, and `engines.py` lists them.
 Configuration, commands, analysis, reporting and the rented machines read them there. The module of
 `harness.engines` that a record names starts the server and sends requests to it.
 """
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from harness.engine_facts.draft_kinds import DRAFTS, DraftKind
+from harness.engine_facts.round_counting import Counting
 from harness.records import Rule, Varying
-from harness.serving.drafts import DRAFTS, DraftKind
-from harness.serving.round_counting import Counting
 from harness.summary import SamplingFacts
 
 # The note of every engine that serves DFlash drafters

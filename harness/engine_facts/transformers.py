@@ -13,8 +13,8 @@ the number of tokens is that of its block less one, and processors apply to its 
 import json
 from collections.abc import Sequence
 
+from harness.engine_facts.spec import EngineSpec, PairToServe, ServingLine
 from harness.records import LONGEST_NGRAM
-from harness.serving.spec import EngineSpec, PairToServe, ServingLine
 
 
 def _generate(pair: PairToServe, settings: Sequence[str] = (), drafting: Sequence[str] = ()) -> str:
