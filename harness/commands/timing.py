@@ -87,14 +87,14 @@ def timed_steps(
     """
     visits = visits_of(folder.rounds.read(), pair.draft_name, GREEDY)
     plain_s = None if visits is None else float(np.median(visits.plain_s))
-    lengths = sorted({len(entry.tokens) for entry in pair.prompts})
+    lengths = sorted(len(entry.tokens) for entry in pair.prompts)
     max_k, context = max(config.k), pair.typical_context(config.new_tokens)
     with progress(doing) as bar:
         timings = time_forwards(
             pair.timed,
             max_k,
             context=context,
-            prefills=sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]}),
+            prefills=[lengths[len(lengths) // 2]],
             repetitions=repetitions,
             doubtful=lambda timings: bool(unstable_steps(timings, plain_s)),
             clock=config.loop_clock,
