@@ -174,7 +174,7 @@ def _questions(server: TimedServer) -> Iterator[Question]:
             k: fewest_visits(texts, temperature, k) for k in _answered_ks(texts, temperature)
         }
         yield Question(
-            _chosen_evidence(server, temperature) or measured_evidence(server, temperature),
+            _chosen_evidence(server, temperature) or _at_looks(server, temperature),
             engine.rule,
             "measured",
             engine.name,
@@ -215,6 +215,13 @@ def measured_evidence(server: TimedServer, temperature: float) -> Evidence:
     return evidence_from_trials(
         of_whole or trials, draft=draft, temperature=temperature, times=times
     )
+
+
+def _at_looks(server: TimedServer, temperature: float) -> Evidence:
+    """Every K as it was measured, at the looks that were made."""
+    looks, measured = server.setup.run.manifest.served_ks, measured_evidence(server, temperature)
+    made = looks.made_at(temperature) if looks else 0
+    return replace(measured, looks=look_shares(made) if made else ())
 
 
 def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None:

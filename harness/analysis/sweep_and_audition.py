@@ -151,8 +151,10 @@ def _evidence_at(drafts: ScoredDrafts, trials: Sequence[Trial], temperature: flo
     latency = drafts.latencies.get(temperature, {}).get(draft)
     times = latency.rounds if latency else None
     k = looks.k_at(temperature) if looks else None
+    shares = look_shares(max(1, looks.made_at(temperature))) if looks else ()
     if looks is None or k is None:
-        return evidence_from_trials(trials, draft=draft, temperature=temperature, times=times)
+        every = evidence_from_trials(trials, draft=draft, temperature=temperature, times=times)
+        return replace(every, looks=shares)
     pairs, candidate = pairs_of(trials, temperature, k), Candidate(draft, k)
     predicted = drafts.predicted(setup.rule, temperature)
     if (
@@ -160,12 +162,11 @@ def _evidence_at(drafts: ScoredDrafts, trials: Sequence[Trial], temperature: flo
         and predicted
         and rounds_as_replayed(check_of_pairs(pairs, predicted.replays, candidate))
     ):
-        shares = look_shares(max(1, looks.made_at(temperature)))
         measured = measured_pairs(pairs, predicted.replays, latency, candidate, shares)
         if measured is not None:
             return replace(predicted.evidence, pairs=measured)
     alpha = times.break_even_alpha(k) if times else None
-    return evidence_from_pairs(pairs, temperature, candidate, alpha)
+    return replace(evidence_from_pairs(pairs, temperature, candidate, alpha), looks=shares)
 
 
 def errors_of(run: PairRun) -> dict[float, PredictionError]:

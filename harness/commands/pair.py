@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from harness import prompts as prompt_sets
 from harness.analysis.adaptive import THRESHOLDS
 from harness.commands.progress import progress
@@ -30,6 +32,7 @@ from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.models.heads.base import Head, LoadedHead
 from harness.models.load import LoadedModel
+from harness.models.memory import free_bytes, shape_of
 from harness.models.probe import check_length
 from harness.records import (
     DraftConfidence,
@@ -41,6 +44,8 @@ from harness.records import (
 from harness.storage.manifest import Environment, ModelEntry
 
 Config = PairConfig | AuditionConfig
+# Of the memory that is free, what caches of generations side by side may take
+CACHES_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,21 @@ class Pair(Target, ABC):
     def with_own_caches(self) -> "Pair":
         """The same networks with caches of their own, for a generation beside others."""
         return replace(self, target_model=self.target_model.with_own_cache())
+
+    @cached_property
+    def copies(self) -> list["Pair"]:
+        """Those with own caches that were made so far, by whatever runs generations at once."""
+        return []
+
+    @cached_property
+    def cache_bytes(self) -> float:
+        """Of the caches of one generation, which grow to twice what they hold; 0 if not known."""
+        shapes = [
+            (shape_of(model.network.config), model.network.dtype.itemsize)
+            for _, model in self.opened.values()
+        ]
+        per_token = sum(shape.kv_bytes_read(1, size) for shape, size in shapes if shape)
+        return 2.0 * self.positions * per_token
 
     @property
     def most(self) -> int | None:
@@ -325,20 +345,27 @@ class HeadPair(Pair):
 class SideBySide:
     """The models of generations that take turns, of each with caches of its own.
 
-    On a card they are run one after the other, with the pair's own caches: recorded work is bound
-    to one cache, and other work seldom shares a card.
+    On a card, and where memory is short, they are run one after the other, with the pair's own
+    caches: recorded work is bound to one cache, and other work seldom shares a card.
     """
 
     def __init__(self, pair: Pair, *, timed: bool = False) -> None:
         """Of a pair; `timed` where rounds are timed with it."""
-        self._pairs, self._timed = [pair], timed
-        self.together = pair.target_model.device.type == "cpu"
+        self._pair, self._timed = pair, timed
+
+    def fits(self, number: int) -> bool:
+        """True where so many generations are run at once: on processors with memory for caches."""
+        if any(timed.model.device.type != "cpu" for timed in self._pair.timed):
+            return False
+        free = free_bytes(torch.device("cpu"))
+        return free is None or (number - 1) * self._pair.cache_bytes < CACHES_SHARE * free
 
     def models(self, number: int) -> list[Models]:
         """Of so many generations at once."""
-        while len(self._pairs) < number:
-            self._pairs.append(self._pairs[0].with_own_caches())
+        copies = self._pair.copies
+        while len(copies) < number - 1:
+            copies.append(self._pair.with_own_caches())
         return [
             (pair.target_model, pair.timed_drafting if self._timed else pair.drafting)
-            for pair in self._pairs[:number]
+            for pair in (self._pair, *copies[: number - 1])
         ]

@@ -136,7 +136,7 @@ def run_requests(
     *,
     warmed: set[Hashable] | None = None,
 ) -> list[Trial]:
-    """Run what the folder lacks, one durable line each; return every stored trial of `requests`.
+    """Run what the folder lacks, a durable line of each; return every stored trial of `requests`.
 
     Successive requests of one text are run side by side where the models are made for that.
     `between` is called before each with the share that is done, and after the last: visits that
@@ -163,9 +163,12 @@ def _together(
     requests: Sequence[Request], models: Callable[[Request], Models] | SideBySide
 ) -> Iterator[list[Request]]:
     """The requests that are run at once: successive ones of a text, or single ones."""
-    if not isinstance(models, SideBySide) or not models.together:
-        return ([entry] for entry in requests)
-    return (list(group) for _, group in groupby(requests, lambda entry: (entry.key, entry.turn)))
+    for _, group in groupby(requests, lambda entry: (entry.key, entry.turn)):
+        entries = list(group)
+        if isinstance(models, SideBySide) and models.fits(len(entries)):
+            yield entries
+        else:
+            yield from ([entry] for entry in entries)
 
 
 def _of_group(

@@ -255,7 +255,8 @@ def _timed_loop(
     requests = {key: [asked(each[0], *cell) for cell in cells] for key, each in by_set.items()}
     prompts = {key: [entry.tokens for entry in each] for key, each in by_set.items()}
     beside = SideBySide(target, timed=True) if isinstance(target, Pair) else None
+    at_once = len({k for k, _ in cells}) + 1  # plain decoding is timed twice
     return TimedLoop(
         *(target.target_model, draft, name, requests, prompts, target.positions),
-        beside=beside.models if beside is not None and beside.together else None,
+        beside=beside.models if beside is not None and beside.fits(at_once) else None,
     )

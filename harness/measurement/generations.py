@@ -9,6 +9,8 @@ compared is generated side by side: plain decoding and every K of one prompt, ea
 its own, and always the one that has emitted the fewest tokens goes on, for a slice of at least
 SLICE tokens. A disturbance then slows all of them alike. The first plain token of a slice reads
 weights that the others have displaced from the processor's caches: it is emitted and not timed.
+Where a number of rounds is asked for, the share of them that is done counts, so that all end at
+about the same time.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -165,9 +167,14 @@ def run_side_by_side(requests: Sequence[Request], models: Sequence[Models]) -> l
         for each in sorted(generations, key=lambda each: not each.speculates):
             each.begin(next(filter(each.has_the_prompt_of, generations), None))
         while running := [each for each in generations if each.running]:
-            fewest = min(running, key=lambda each: each.emitted)
-            fewest.go_on(SLICE if len(running) > 1 else None)
-    return [each.trial() for each in generations]
+            behind = min(running, key=lambda each: each.share)
+            behind.go_on(SLICE if len(running) > 1 else None)
+    return [
+        run_side_by_side([request], [own])[0]
+        if each.out_of_memory and len(requests) > 1  # the others' caches are part of that
+        else each.trial()
+        for each, request, own in zip(generations, requests, models, strict=True)
+    ]
 
 
 class _Generating:
@@ -176,6 +183,7 @@ class _Generating:
     Attributes:
         running: whether its text has not ended.
         emitted: tokens so far.
+        out_of_memory: whether that ended it.
     """
 
     def __init__(self, request: Request, models: Models) -> None:
@@ -189,7 +197,14 @@ class _Generating:
         self._first_s = 0.0
         # Seconds and tokens that count, and seconds of first tokens of slices, which do not
         self._seconds, self._timed, self._untimed_s = 0.0, 0, 0.0
-        self.running, self.emitted = True, 0
+        self.running, self.emitted, self.out_of_memory = True, 0, False
+
+    @property
+    def share(self) -> float:
+        """Of its budget, or of the rounds that are asked for, that is done."""
+        rounds = self._request.rounds
+        done = len(self._done) / rounds if rounds else 0.0
+        return max(self.emitted / self._request.budget, done)
 
     @property
     def speculates(self) -> bool:
@@ -279,7 +294,7 @@ class _Generating:
                 model.prefill([])  # frees what the failed generation kept
             torch.cuda.empty_cache()
             self._error = f"out of memory: {first_line(error, 285)}"
-            self.running = False
+            self.running, self.out_of_memory = False, True
 
     @property
     def _decode_s(self) -> float:

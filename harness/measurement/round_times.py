@@ -339,10 +339,13 @@ class RoundVisits:
         """
         loop = self._loop
         models = loop.beside(len(requests)) if loop.beside else [(loop.target, loop.draft)]
-        timings = [
-            _Timing(each, rounds_timed(each.k, loop.new_tokens, self._round_s(each)))
-            for each in requests
-        ]
+
+        def least(entry: Request, round_s: float) -> int:
+            # Of plain tokens the first of a slice is not timed
+            more = entry.k == 0 and len(requests) > 1
+            return rounds_timed(entry.k, loop.new_tokens, round_s) + more
+
+        timings = [_Timing(each, least(each, self._round_s(each))) for each in requests]
         number = 0
         while short := [index for index, each in enumerate(timings) if each.lacking]:
             made = [
@@ -353,9 +356,7 @@ class RoundVisits:
             for index, entry, trial in zip(short, made, trials, strict=True):
                 timings[index].add(trial, len(entry.tokens))
                 if not self._lines:  # how long a round takes is not known before
-                    timings[index].least = rounds_timed(
-                        entry.k, loop.new_tokens, timings[index].round_s
-                    )
+                    timings[index].least = least(entry, timings[index].round_s)
             number += 1
         for each in timings:
             if each.error is not None:

@@ -37,7 +37,8 @@ class LeanModel(CachedModel):
         self.weights: Weights = weights_of(network, vocab_size)
         self._sizes = (self.weights.heads, self.weights.kv_heads, self.weights.head_dim)
         self._dtype = self.weights.embedding.dtype
-        self._masks: dict[int, tuple[Tensor, ...]] = {}
+        # By the capacity of the cache and the number of positions; of all copies of the model
+        self._masks: dict[tuple[int, int], tuple[Tensor, ...]] = {}
         self._home = self.weights.embedding.device
         self._allocate(1, CAPACITY)
 
@@ -83,8 +84,8 @@ class LeanModel(CachedModel):
     def read_as(self, other: CachedModel) -> None:
         """Take the tokens in the cache of another model of the same network, without a forward."""
         assert isinstance(other, LeanModel)
-        if self._keys[0].shape != other._keys[0].shape:
-            self._allocate(1, other._keys[0].shape[2])
+        if self._keys[0].shape[0] != 1 or self._keys[0].shape[2] < other._length:
+            self._allocate(1, other._length + CAPACITY)
         self._length, self.states = other._length, other.states
         copied = zip([*self._keys, *self._values], [*other._keys, *other._values], strict=True)
         for own, read in copied:
@@ -151,10 +152,11 @@ class LeanModel(CachedModel):
         if count > SHORT:
             return self._templates(1, start, count)[0][:, : start + count]
         capacity, shift = self._keys[0].shape[2], start % ALIGNED
-        if count not in self._masks:
-            self._masks[count] = self._templates(ALIGNED, capacity, count).unbind()
+        key = capacity, count
+        if key not in self._masks:
+            self._masks[key] = self._templates(ALIGNED, capacity, count).unbind()
         first = capacity - start + shift
-        return self._masks[count][shift][:, first : first + start + count]
+        return self._masks[key][shift][:, first : first + start + count]
 
     def _templates(self, shifts: int, start: int, count: int) -> Tensor:
         """Masks [shifts, G * n, columns]: in mask s, position i attends up to start + s + i."""
@@ -172,7 +174,6 @@ class LeanModel(CachedModel):
         layers = range(len(weights.layers))
         self._keys = [torch.zeros(shape, dtype=self._dtype, device=self._home) for _ in layers]
         self._values = [torch.zeros(shape, dtype=self._dtype, device=self._home) for _ in layers]
-        self._masks = {}
         self._cos, self._sin = rotary_tables(self.network, capacity)
 
     def _grow(self, needed: int) -> None:
