@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from runs import needs_llamacpp, ran
 from served_pair import Served
-from server_answers import sglang_answers, vllm_answers
+from server_answers import PLAIN_META, sglang_answers, vllm_answers
 from stand_in_server import StandIn
 
 from harness.analysis import analyse
@@ -302,6 +302,32 @@ def test_one_speculating_server_alone_has_its_acceptance_and_no_verdict(
     assert row.tokens_per_round
 
 
+@pytest.mark.parametrize(
+    ("entry", "field"),
+    [
+        (
+            {**VLLM, "metrics": {"generation_time_ms": 60.0}},
+            "metrics.speculative_decoding, which vLLM 0.29 or later writes with",
+        ),
+        ({"meta_info": PLAIN_META}, "meta_info.spec_verify_ct, which SGLang writes"),
+        (
+            {**LLAMACPP, "timings": without(LLAMACPP["timings"], "draft_n", "draft_n_accepted")},
+            "timings.draft_n, which llama.cpp b4990 or later writes",
+        ),
+    ],
+)
+@pytest.mark.parametrize("many", [1, 2])
+def test_files_of_plain_decoding_alone_are_refused_by_what_they_lack(
+    entry: dict[str, Any], field: str, many: int, tmp_path: Path
+) -> None:
+    files = [write(tmp_path / f"{place}.jsonl", *[entry] * 3) for place in range(many)]
+    words = [] if "timings" in entry else ["temperature=0"]
+    with pytest.raises(UserError) as refused:
+        run(tmp_path / "results", files, *words)
+    assert str(refused.value).startswith(f"records: no file drafts: no answer has {field}")
+    assert not (tmp_path / "results").exists()
+
+
 def test_accepted_tokens_of_each_round_give_tokens_per_round(tmp_path: Path) -> None:
     steps = [{"per_step_accepted": [4, 0, 2, 4, 1], "k": 4}] * 10
     written = write(tmp_path / "rounds.jsonl", *steps)
@@ -422,6 +448,11 @@ DRAFTED_4 = json.dumps({**LLAMACPP, "stop_type": "limit", "timings": BUDGET_ENDE
             [json.dumps({"choices": [{"meta_info": {**META, "completion_tokens": "many"}}]})],
             [],
             'field completion_tokens is "many"',
+        ),
+        (
+            [json.dumps({"meta_info": {**PLAIN_META, "spec_accept_length": 2.8}})],
+            [],
+            "line 1: cannot be read: it drafted (spec_accept_length), and has no spec_verify_ct",
         ),
         ([json.dumps(VLLM)], [], "they do not say their temperature; give temperature="),
         ([json.dumps(VLLM)], ["temperature=[0,1]"], "temperature=[0,1]: records= are of one"),

@@ -46,6 +46,10 @@ LLAMACPP = {
     "spec_decode_num_accepted_tokens_total": 80,
     "spec_decode_num_drafts_total": 100,
 }
+# Of releases without a counter of rounds
+TOKENS_50 = "vllm:generation_tokens_total 50"
+VLLM_DRAFTED = "vllm:spec_decode_num_draft_tokens_total 30"
+SGLANG_GAUGES = "sglang:generation_tokens_total 50\nsglang:spec_accept_length 2.81"
 PROPS = {"build_info": "b11549-abc", "total_slots": 1}
 
 
@@ -240,6 +244,39 @@ def test_a_report_of_the_stored_run_says_the_same_and_holds_no_key(
             "started with --spec-type",
         ),
         (sglang_answers(**{"/metrics": sglang_page(0, k=0)}), "--speculative-algorithm"),
+        # A counter that is absent is not zero: pages of earlier releases
+        (
+            vllm_answers(**{"/metrics": f"{TOKENS_50}\n{VLLM_DRAFTED}"}),
+            "it drafts (vllm:spec_decode_num_draft_tokens_total is 30), but /metrics has no"
+            " vllm:spec_decode_num_drafts_total, the counter of rounds; vLLM 0.9 or later has it",
+        ),
+        (
+            vllm_answers(**{"/metrics": TOKENS_50, "/version": {"version": "0.8.5"}}),
+            "whether it drafts is not known, but /metrics has no vllm:spec_decode_num_drafts_total",
+        ),
+        (
+            sglang_answers(**{"/metrics": SGLANG_GAUGES, "/server_info": {"version": "0.5.9"}}),
+            "it drafts (sglang:spec_accept_length is 2.81), but /metrics has no"
+            " sglang:spec_verify_calls_total, the counter of rounds; SGLang 0.5.13 or later has it",
+        ),
+        (
+            sglang_answers(
+                **{
+                    "/metrics": SGLANG_GAUGES.replace("2.81", "0.0"),
+                    "/server_info": {"version": "0.5.9"},
+                }
+            ),
+            "whether it drafts is not known",
+        ),
+        (
+            {
+                "/props": {"build_info": "b6000-0a1b2c3"},
+                "/metrics": "llamacpp:tokens_predicted_total 50",
+            },
+            "whether it drafts is not known, but /metrics has no"
+            " llamacpp:spec_decode_num_drafts_total, the counter of rounds; llama.cpp b11368 or"
+            " later has it where it is started with --spec-type, and its version is b6000",
+        ),
         (vllm_answers(**{"/metrics": vllm_page(3)}), "no round was counted within"),
         (vllm_answers(**{"/metrics": turns(lambda n: vllm_page(3 - n))}), "counters are lower"),
     ],

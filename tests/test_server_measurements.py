@@ -210,6 +210,16 @@ def test_a_run_that_timed_rounds_gives_them_and_not_what_its_steps_add_up_to(
         ({"latency_from": "nowhere"}, "not a run folder"),
         ({"baseline_from": "BENCHMARK", "draft_ms": 2.0}, "that server speculated"),
         ({"acceptance_from": "PLAIN", "draft_ms": 2, "target_ms": 9}, "did not speculate"),
+        (
+            {"acceptance_from": "SGLANG", "draft_ms": 2, "target_ms": 9},
+            "that server speculated (accept_length=2.81), but the file has no"
+            " spec_decode_acceptance_rate and no other field of vllm bench serve, from which K is"
+            " read; give k=[K] acceptance_rate=(2.81 - 1) / K",
+        ),
+        (
+            {"baseline_from": "SGLANG", "draft_ms": 2.0},
+            "that server speculated (accept_length=2.81)",
+        ),
         ({"acceptance_from": "{}{}", "draft_ms": 2, "target_ms": 9}, "not JSON"),
         ({"acceptance_from": "[1]", "draft_ms": 2, "target_ms": 9}, "not a JSON object"),
         ({"acceptance_from": "absent", "draft_ms": 2, "target_ms": 9}, "cannot be read"),
@@ -221,6 +231,9 @@ def test_what_cannot_be_used_is_refused_and_nothing_is_stored(
     files = {
         "BENCHMARK": benchmark(tmp_path),
         "PLAIN": write(tmp_path / "plain.json", json.dumps({"mean_tpot_ms": 13.4})),
+        "SGLANG": write(
+            tmp_path / "sglang.jsonl", json.dumps({"mean_tpot_ms": 9.1, "accept_length": 2.81})
+        ),
         **{text: write(tmp_path / f"{len(text)}.json", text) for text in ("{}{}", "[1]")},
     }
     used: dict[str, Any] = {

@@ -150,7 +150,8 @@ def with_acceptance(
     if k is None or rate is None:
         raise UserError(
             f"acceptance_from={speculative.file}: no spec_decode_acceptance_rate or other"
-            " spec_decode_* field: that server did not speculate"
+            " spec_decode_* field: that server did not speculate, or vllm bench serve was older"
+            " than 0.14"
         )
     plain_s = baseline.seconds_per_token if baseline else None
     counts = (each.requests for each in (speculative, baseline) if each is not None)

@@ -13,11 +13,13 @@ over the benchmark (vllm/benchmarks/serve.py):
     completed                                  requests that were answered
     mean_tpot_ms                               (latency - TTFT) / (output tokens - 1), per request
 
-A server without speculation writes the last one only.
+The fields of speculation are those of vLLM 0.14 or later, where the server speculates. Another
+program's field of acceptance is not read, but it shows that the server speculated.
 """
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -50,6 +52,10 @@ POSITIONS = "spec_decode_per_position_acceptance_rates"
 TPOT = ("mean_tpot_ms", "median_tpot_ms")
 # Fields of one file must agree within 2 %: they are rounded.
 TOLERANCE = 0.02
+# The name of a field of acceptance in the results of other programs
+OF_DRAFTS = re.compile(r"accept|draft", re.IGNORECASE)
+# SGLang's (bench_serving.py): tokens per round, without K
+SGLANG_LENGTH = "accept_length"
 # A share where percent belong makes K a hundred times what it was.
 MOST_K = 64
 
@@ -132,6 +138,8 @@ def read_benchmark(key: str, file: str) -> ServerBenchmark:
         raise UserError(f"{where}: not a JSON object; give one benchmark's result")
     positions = _positions(where, fields)
     k, rate = _acceptance(where, fields, positions)
+    if k is None:
+        _check_plain(key, where, fields)
     tpot_ms = next((_number(where, fields, name) for name in TPOT if fields.get(name)), None)
     if k is None and tpot_ms is None:
         raise UserError(
@@ -149,6 +157,22 @@ def read_benchmark(key: str, file: str) -> ServerBenchmark:
         failed=int(fields.get("failed") or 0),
         requests=int(_number(where, fields, "completed")) if "completed" in fields else None,
     )
+
+
+def _check_plain(key: str, where: str, fields: Mapping[str, Any]) -> None:
+    """Refuse a file without vLLM's fields of speculation whose server speculated all the same."""
+    for name, value in fields.items():
+        counted = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        if not (counted and OF_DRAFTS.search(name)):
+            continue
+        give = "a file of a server that did not"
+        if key == "acceptance_from":
+            rate = f"({value:g} - 1) / K" if name == SGLANG_LENGTH else "RATE"
+            give = f"k=[K] acceptance_rate={rate} in its place, with the K that was served"
+        raise UserError(
+            f"{where}: that server speculated ({name}={value:g}), but the file has no {RATE} and no"
+            f" other field of vllm bench serve, from which K is read; give {give}"
+        )
 
 
 def _number(where: str, fields: Mapping[str, Any], name: str) -> float:

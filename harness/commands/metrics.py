@@ -50,14 +50,15 @@ def run(config: ReportConfig) -> Outcome:
 
 
 def _check_drafts(server: CountingServer, last: Scrape) -> None:
-    """Refuse a server without speculation, by its counters since it was started."""
+    """Refuse a server without speculation, or without its counter, since it was started."""
+    server.check_rounds()
     title = spec_of(server.engine).title
     plain = last.k == 0 or (last.k is None and not last.accepted_at and last.tokens > 0)
     if plain and not last.rounds:
         raise UserError(
             f"{server.where}: this {title} has not drafted a token in the"
             f" {last.tokens:,} that it generated; it drafts if it is started with"
-            f" {server.names.drafts_with}"
+            f" {server.names.drafts_with}, and then shows {server.names.rounds}"
         )
 
 

@@ -7,6 +7,8 @@ restarted. In some servers a counter with labels has no line before its first co
 The names, and the flags that enable a page, were read in tools/server/server-context.cpp and
 server-task.cpp of llama.cpp, srt/observability/metrics_collector.py of SGLang, and
 v1/metrics/loggers.py and v1/spec_decode/metrics.py of vLLM. llama.cpp and vLLM were also run.
+Earlier releases draft without a counter of rounds, so a page without its name does not say that
+there were none.
 """
 
 import math
@@ -75,6 +77,12 @@ class Samples:
         return max((value for value in values if value <= MOST_K), default=None)
 
 
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers of a release, as of 0.32.0 or b11549; empty for one that is not known."""
+    release = re.search(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, release[0].split("."))) if release else ()
+
+
 def _number(value: str) -> float:
     try:
         return float(value)
@@ -91,6 +99,8 @@ class CounterNames:
         rounds: rounds that drafted.
         shown_with: the flag with which, or without which, a server shows the counters.
         drafts_with: the flag that starts a server with a draft.
+        since: the first release that is known to show the rounds of a server that drafts.
+        signs: names, of earlier releases too, whose value is above 0 only where a server drafts.
         requests: requests that have their first token, or that ended; None if not counted.
         drafted, accepted: tokens; None if not counted.
         by_position: rounds that accepted the token at the position of a label; None if not counted.
@@ -102,12 +112,29 @@ class CounterNames:
     rounds: str
     shown_with: str
     drafts_with: str
+    since: str
+    signs: tuple[str, ...]
     requests: str | None = None
     drafted: str | None = None
     accepted: str | None = None
     by_position: str | None = None
     k: str | None = None
     at_end: bool = True
+
+    def unknown_rounds(self, samples: Samples, version: str) -> str | None:
+        """Why a page without rounds does not say that there were none; None where it says so.
+
+        Args:
+            samples: of the page.
+            version: of the server, as it reports it.
+        """
+        if self.rounds in samples.sums or samples.largest(self.k or ""):
+            return None
+        sign = next((name for name in self.signs if samples.sums.get(name)), None)
+        if sign is not None:
+            return f"it drafts ({sign} is {samples.sums[sign]:g})"
+        earlier = _release(version) < _release(self.since)
+        return "whether it drafts is not known" if earlier else None
 
     def read(self, samples: Samples, at_s: float) -> Scrape | None:
         """The counters of a page that was read at `at_s`; None where the page has none."""

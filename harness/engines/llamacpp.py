@@ -71,14 +71,18 @@ from harness.models.embedded import folder_of, gguf_of
 from harness.records import NotInstalledError, Rule, UserError
 
 BINARY = "llama-server"
+DRAFTED = "llamacpp:spec_decode_num_draft_tokens_total"
+ACCEPTED = "llamacpp:spec_decode_num_accepted_tokens_total"
 # A round that drafts nothing, as on the budget's last position, is not counted
 COUNTERS = CounterNames(
     tokens="llamacpp:tokens_predicted_total",
     rounds="llamacpp:spec_decode_num_drafts_total",
     shown_with="with --metrics",
     drafts_with="--spec-type",
-    drafted="llamacpp:spec_decode_num_draft_tokens_total",
-    accepted="llamacpp:spec_decode_num_accepted_tokens_total",
+    since="b11368",
+    signs=(DRAFTED, ACCEPTED),
+    drafted=DRAFTED,
+    accepted=ACCEPTED,
     by_position="llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
 )
 SERVER = "llama.cpp's server, build 11368 or later"

@@ -33,10 +33,10 @@ class CountingServer:
         """
         self._client = HttpClient(url.rstrip("/").removesuffix(PAGE), key, "metrics", wanted=wanted)
         self.where = self._client.where
-        samples = self._samples()
+        self._page = self._samples()
         self._begin = monotonic()
         for kind in KINDS:
-            first = kind.counters.read(samples, 0.0)
+            first = kind.counters.read(self._page, 0.0)
             if first is not None:
                 break
         else:
@@ -59,11 +59,22 @@ class CountingServer:
         Raises:
             UserError: it does not answer, or does not show them any more.
         """
-        samples = self._samples()
-        scrape = self.names.read(samples, monotonic() - self._begin)
+        self._page = self._samples()
+        scrape = self.names.read(self._page, monotonic() - self._begin)
         if scrape is None:
             raise UserError(f"{self.where}: {PAGE} has no {self.names.tokens} any more")
         return scrape
+
+    def check_rounds(self) -> None:
+        """Refuse a server of which the last page does not say whether it counted any round."""
+        unknown = self.names.unknown_rounds(self._page, self.version)
+        if unknown is not None:
+            title, names = spec_of(self.engine).title, self.names
+            raise UserError(
+                f"{self.where}: {unknown}, but {PAGE} has no {names.rounds}, the counter of rounds;"
+                f" {title} {names.since} or later has it where it is started with"
+                f" {names.drafts_with}, and its version is {self.version}"
+            )
 
     def _samples(self) -> Samples:
         """The samples of the page of counters; empty where the server has no such page.

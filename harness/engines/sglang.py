@@ -63,6 +63,8 @@ COUNTERS = CounterNames(
     rounds="sglang:spec_verify_calls_total",
     shown_with="with --enable-metrics",
     drafts_with="--speculative-algorithm",
+    since="0.5.13",
+    signs=("sglang:spec_accept_length", "sglang:spec_accept_rate"),
     requests="sglang:num_requests_total",
     k="sglang:spec_num_steps",
 )
@@ -239,6 +241,10 @@ def parse(answer: Mapping[str, Any]) -> Completion:
     meta = answer.get("meta_info") or choice["meta_info"]
     rounds, drafted = meta.get("spec_verify_ct"), _first(meta, DRAFTED)
     accepted, lengths = _first(meta, ACCEPTED), _first(meta, LENGTHS)
+    if rounds is None:
+        signs = [name for name, value in meta.items() if name.startswith("spec_") and value]
+        if signs:
+            raise ValueError(f"it drafted ({signs[0]}), and has no spec_verify_ct, its rounds")
     kept = sum(kept * count for kept, count in enumerate(lengths or ()))
     logprobs = meta.get("output_token_logprobs") or ()
     record = Completion(

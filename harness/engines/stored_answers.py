@@ -33,6 +33,13 @@ PROMPT_SET = "requests"
 # The prefill gives the first token, in every engine whose answers are read here
 FIRST_POSITION = 1
 PROMPT_FIELDS = ("prompt", "messages", "input_ids", "text")
+# The field by which an answer says that it was drafted for, and the release that writes it
+COUNTED_IN = {
+    "vllm": "metrics.speculative_decoding, which vLLM 0.29 or later writes with"
+    " --per-request-spec-decode-metrics summary",
+    "sglang": "meta_info.spec_verify_ct, which SGLang writes where it drafted",
+    "llamacpp": "timings.draft_n, which llama.cpp b4990 or later writes where it drafted",
+}
 # The fields of a record that its trial takes over
 OF_TRIAL = (
     *("rounds", "drafted", "accepted", "accepted_lengths"),
@@ -185,8 +192,8 @@ def imported(
         temperature: of all requests, where records do not have it.
 
     Raises:
-        UserError: the files are of several engines, or a K or temperature is not known or
-            contradicts the records.
+        UserError: the files are of several engines, no file drafts, or a K or temperature is not
+            known or contradicts the records.
     """
     if ks is not None and len(ks) != len(files):
         raise UserError(f"k: {len(ks)} entries for {len(files)} files of records; give one each")
@@ -208,6 +215,11 @@ def imported(
     for place, (file, records) in enumerate(files.items()):
         k = _k_of(file, records, None if ks is None else ks[place])
         trials += _trials(file, [_counted(record, k) for record in records], k, temperature)
+    if not any(trial.k for trial in trials):
+        raise UserError(
+            f"records: no file drafts: no answer has {COUNTED_IN[spec.name]}; add the records of a"
+            " server that drafts, or give k=[...] where one drafted and did not count"
+        )
     models = sorted({record.model for record in known if record.model})
     return Imported(
         engine=ServingEngine(
