@@ -1,9 +1,11 @@
 """Folders that hold no complete causal language model: one clear line each, at every command."""
 
 import json
+import threading
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, Qwen3Config
 
 from harness.config import DraftConf
+from harness.models.heads.files import head_config
 from harness.models.load import load
 from harness.records import UserError
 
@@ -218,6 +221,86 @@ def test_pickled_weights_are_read_only_where_that_is_allowed(folder: Path) -> No
     with pytest.raises(UserError, match=r"no \*.safetensors there; .* draft.allow_pickle=true"):
         loaded(folder)
     assert loaded(folder, allow_pickle=True).vocab_size == 1024
+
+
+# ---- the hub, and code of a repository -------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], None]]:
+    """A hub that answers every request with one status and one error code."""
+    says: list[tuple[int, str]] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, code = says[-1]
+            self.send_response(status)
+            if code:
+                self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:  # type: ignore[override]
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url, constants = f"http://127.0.0.1:{server.server_port}", "huggingface_hub.constants"
+    template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(f"{constants}.ENDPOINT", url)
+    monkeypatch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    yield lambda status, code: says.append((status, code))
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "token", "says"),
+    [
+        (401, "", "hf_expired", "the hub refuses your token .status 401., which is expired"),
+        (401, "RepoNotFound", "hf_expired", "the hub refuses your token .status 401."),
+        (401, "RepoNotFound", "", "no such repository without a token .status 401.*HF_TOKEN"),
+        (403, "GatedRepo", "hf_mine", "gated .status 403.: accept its terms at .*/org/x.*HF_TOKEN"),
+        (401, "GatedRepo", "", "gated .status 401.: accept its terms at .*/org/x.*HF_TOKEN"),
+        (403, "", "hf_narrow", "your token may not read it .status 403."),
+        (404, "RepoNotFound", "hf_mine", "a hub id that exists"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["model", "eagle3"])
+def test_what_the_hub_refuses_is_said_with_its_cause(
+    status: int,
+    code: str,
+    token: str,
+    says: str,
+    kind: str,
+    hub: Callable[[int, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub(status, code)
+    monkeypatch.setenv("HF_TOKEN", token)
+    draft = DraftConf(name="x", id="org/x", kind=kind)
+    with pytest.raises(UserError, match=rf"^draft\.id=org/x: .*{says}") as refused:
+        head_config(draft) if kind == "eagle3" else load(draft, CPU)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "modeling_x.X"},
+        {"AutoModelForCausalLM": "modeling_x.X"},
+    ],
+)
+def test_a_folder_with_code_of_its_own_names_the_key_that_runs_it(
+    classes: dict[str, str], folder: Path
+) -> None:
+    configure(folder, model_type="unheard_of", auto_map=classes)
+    line = r"needs the Python code of its own repository \(auto_map.*draft\.trust_remote_code=true"
+    with pytest.raises(UserError, match=line):
+        loaded(folder)
 
 
 # ---- quantized weights ---------------------------------------------------------------------------

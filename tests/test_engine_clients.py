@@ -966,7 +966,8 @@ def test_the_events_of_a_stream_are_read_as_they_come_and_its_error_is_the_serve
         ({"choices": [{"token_ids": 3}]}, RequestFailedError, "cannot be read .TypeError", 1),
         ({"choices": []}, RequestFailedError, "its answer cannot be read .ValueError", 1),
         (None, ServerDiedError, r"vLLM at k=2: .*not reachable \(.*\(asked 6 times\)", 6),
-        (401, ServerDiedError, "status 401: request exceeds", 1),
+        (401, ServerDiedError, "status 401: request exceeds.*; .*api_key_env=NAME names the", 1),
+        (403, ServerDiedError, "status 403: request exceeds.*; .*api_key_env=NAME names the", 1),
         (500, RefusedError, "status 500: request exceeds", 1),
         (Written(body=b"x", length=9, pause_s=9), ServerDiedError, "no whole answer within 1 s", 1),
         (
@@ -1100,6 +1101,7 @@ def test_a_key_that_a_server_echoes_is_not_shown(stand_in: Start, answer: Any) -
     with pytest.raises(UserError) as error:
         ask(attached(VllmServer, server.url, key="the-key"))
     assert "the-key" not in str(error.value)
+    assert ("the key of api_key_env= is not one" in str(error.value)) == ("401" in str(error.value))
 
 
 def test_a_key_that_a_server_echoes_is_not_stored(stand_in: Start) -> None:

@@ -397,7 +397,10 @@ class HttpClient:
         shown = self._shown(str(message))[:200]
         line = f"{self.where}: the server refuses, status {status}: {shown}"
         if status in (401, 403):
-            return ServerDiedError(line)
+            hint = "where it needs a key, api_key_env=NAME names the variable that holds it"
+            if self._key:
+                hint = "the key of api_key_env= is not one of its keys"
+            return ServerDiedError(f"{line}; {hint}")
         if status in BUSY:
             return RequestFailedError(line, retry_after_s=_retry_after_s(response))
         return RefusedError(line, status)

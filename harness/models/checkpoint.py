@@ -16,7 +16,8 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import get_token
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, modeling_utils
 from transformers.utils import logging as hf_logging
@@ -48,6 +49,8 @@ SCORER_CLASS = re.compile(
 )
 SCORER_TENSORS = re.compile(r"^(score|classifier|v_head|value_head|reward_head|qa_outputs)\b")
 SHOWN = 3
+# What transformers says of an architecture or a tokenizer that is not its own
+FOREIGN = re.compile(r"trust_remote_code|does not recognize|Unrecognized")
 
 HEAD = (
     "a head for speculative decoding (EAGLE, Medusa or their kind), which drafts from the target's "
@@ -270,6 +273,16 @@ def _explanation(conf: ModelConf, error: Exception) -> str:
             "no *.safetensors there; weights are not read from pickles (pytorch_model.bin) unless "
             f"you trust them: {keys.of('allow_pickle', 'true')}"
         )
+    refusal = _hub_refusal(conf, error)
+    if refusal is not None:
+        return refusal
+    if not conf.trust_remote_code and FOREIGN.search(str(error)):
+        config = small_file(str(conf.id), "config.json", conf) or {}
+        if "trust_remote_code" in str(error) or config.get("auto_map"):
+            return (
+                "needs the Python code of its own repository (auto_map in its json files); where"
+                f" you trust that code, {keys.of('trust_remote_code', 'true')} runs it"
+            )
     if isinstance(error, KeyError):
         reason = f"no {reason}"
     folder = Path(str(conf.id))
@@ -284,6 +297,35 @@ def _explanation(conf: ModelConf, error: Exception) -> str:
             f"(hf download {conf.id}) and set HF_HUB_OFFLINE=1"
         )
     return f"cannot be loaded ({reason}); {advice}"
+
+
+def _hub_refusal(conf: ModelConf, error: BaseException | None) -> str | None:
+    """Why the hub refuses this client, with what to do; None for an error of another cause."""
+    while error is not None and not isinstance(error, HfHubHTTPError):
+        error = error.__cause__ or error.__context__
+    if error is None:
+        return None
+    status = error.response.status_code
+    login = "set HF_TOKEN to it, or run `hf auth login`"
+    if isinstance(error, GatedRepoError):
+        return (
+            f"gated (status {status}): accept its terms at https://huggingface.co/{conf.id}, and"
+            f" give a token of that account which may read gated repositories: {login}"
+        )
+    if status == 401 and get_token() is not None:
+        return (
+            "the hub refuses your token (status 401), which is expired, revoked or mistyped; make a"
+            f" new one at https://huggingface.co/settings/tokens and {login}; a public model needs"
+            " none (unset HF_TOKEN, or `hf auth logout`)"
+        )
+    if status == 401:
+        return (
+            "the hub shows no such repository without a token (status 401): the id is mistyped, or"
+            f" the repository is private and needs a token that may read it: {login}"
+        )
+    if status == 403:
+        return f"your token may not read it (status 403); give one that may: {login}"
+    return None
 
 
 @contextmanager
