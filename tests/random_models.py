@@ -1,5 +1,6 @@
 """Tiny random models and hub caches made from config classes; nothing is downloaded."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,32 @@ def copy_tokenizer(folder: Path) -> None:
     """Put the embedded tokenizer into a model's folder."""
     for name in TOKENIZER_FILES:
         shutil.copy(EMBEDDED / "tiny" / name, folder / name)
+
+
+def swap_tokens(folder: Path) -> None:
+    """Make a folder's tokenizer another one: two ordinary tokens exchange their ids."""
+    file = folder / "tokenizer.json"
+    stored = json.loads(file.read_text())
+    ids = stored["model"]["vocab"]
+    ids["!"], ids["?"] = ids["?"], ids["!"]
+    file.write_text(json.dumps(stored))
+
+
+def change_special_tokens(folder: Path, *added: str) -> None:
+    """Make a folder's tokenizer that of an instruct model: <|pad|> is <|end|>, which ends a text.
+
+    `added` follow after the vocabulary's end, and are not special.
+    """
+    file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    stored = json.loads(file.read_text().replace("<|pad|>", "<|end|>"))
+    last = stored["added_tokens"][-1]
+    stored["added_tokens"] += [
+        {**last, "id": len(stored["model"]["vocab"]) + place, "content": text, "special": False}
+        for place, text in enumerate(added)
+    ]
+    file.write_text(json.dumps(stored))
+    ends = {"eos_token": "<|end|>", "pad_token": "<|end|>"}
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **ends}))
 
 
 def fill_hub_cache(home: Path, repository: str, model: PreTrainedModel) -> None:

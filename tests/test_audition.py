@@ -1,7 +1,6 @@
 """Auditions end to end on the embedded family: the command's work, its contract, its bad inputs."""
 
 import errno
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from random_models import qwen3, save, small
+from random_models import qwen3, save, small, swap_tokens
 from runs import outcome_of, ran, sample, stored
 from stubs import CPU
 from transformers import MixtralConfig
@@ -201,16 +200,11 @@ def not_json(folder: Path) -> None:
     (folder / "config.json").write_text("{")
 
 
-def of_another_family(folder: Path) -> None:
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "a"}))
-
-
 def test_every_bad_draft_is_named_and_the_others_are_ranked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     confs = [draft_conf("tiny_small")]
-    for spoil in (truncated, not_json, of_another_family):
+    for spoil in (truncated, not_json, swap_tokens):
         folder = save(qwen3(), tmp_path / spoil.__name__)
         spoil(folder)
         confs.insert(0, draft_conf(f"{spoil.__name__}@{folder}"))
@@ -241,7 +235,7 @@ def test_every_bad_draft_is_named_and_the_others_are_ranked(
     )
     assert "in crash" in capsys.readouterr().err
     (ineligible,) = summary.ineligible
-    assert ineligible.where == "of_another_family"
+    assert ineligible.where == "swap_tokens"
     assert "tokenizer" in ineligible.error
     assert summary.drafts == ("tiny_small",)
 
@@ -250,7 +244,7 @@ def test_every_bad_draft_is_named_and_the_others_are_ranked(
 def test_a_ranking_without_its_unusable_drafts_is_named_so_and_can_be_completed_without_them(
     tmp_path: Path,
 ) -> None:
-    spoilt = {spoil.__name__: spoil for spoil in (truncated, of_another_family)}
+    spoilt = {spoil.__name__: spoil for spoil in (truncated, swap_tokens)}
     entries = ["trained@tiny_small"]
     for name, spoil in spoilt.items():
         folder = save(qwen3(), tmp_path / name)
@@ -259,7 +253,7 @@ def test_a_ranking_without_its_unusable_drafts_is_named_so_and_can_be_completed_
     words = [*FEW, f"drafts=[{','.join(entries)}]", tmp_path / "results"]
     before = ran("audition", *words, status=1)
     report = (before.folder / "report.md").read_text()
-    assert "1 of 3 drafts are ranked. Not ranked: truncated, of_another_family." in report
+    assert "1 of 3 drafts are ranked. Not ranked: truncated, swap_tokens." in report
     assert "FAILED RUN" not in report
     source = f"traces_from={before.folder}"
     with pytest.raises(

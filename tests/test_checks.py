@@ -1,17 +1,20 @@
 """What is known before any weights are read: said at once, by a run and by its dry run alike."""
 
-import json
 import logging
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from random_models import qwen3, save
-from runs import FROZEN, outcome_of
+import torch
+from random_models import change_special_tokens, qwen3, save, swap_tokens
+from runs import FROZEN, assert_replay_is_exact, outcome_of, ran
 
 import harness.sweep
+from harness.config import ModelConf
+from harness.models.load import load
 from harness.records import UserError
 
 COMMANDS = ("sweep", "profile", "snapshot", "server", "audition")
@@ -46,8 +49,7 @@ def refused(
 def other_family(tmp_path: Path) -> Path:
     """A model whose tokenizer is not the embedded models'."""
     folder = save(qwen3(), tmp_path / "other")
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token": "a"}))
+    swap_tokens(folder)
     return folder
 
 
@@ -94,9 +96,47 @@ def test_a_draft_of_another_family_is_refused_first(
     other_family: Path, tmp_path: Path, refused: Callable[..., tuple[str, ...]]
 ) -> None:
     (line,) = refused("sweep", tmp_path, f"draft={other_family}")
-    assert line.startswith("draft=other: another tokenizer than model=tiny (eos_token_id")
+    assert line == (
+        "draft=other: another tokenizer than model=tiny (token '!' is 2 in the target's vocabulary"
+        " and 32 in the draft's; 2 of 1022 ordinary tokens differ); choose a draft to which the"
+        " target's ids are the same tokens"
+    )
     (line,) = refused("audition", tmp_path, f"drafts=[other@{other_family}]")
     assert line.startswith("drafts=[other]: another tokenizer than model=tiny")
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_a_draft_with_other_special_tokens_drafts_as_replay_says_and_what_differs_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its token after the target's last row would often be its choice, and is never proposed."""
+    network: Any = load(
+        ModelConf(name="good", id="embedded:tiny_good"), torch.device("cpu")
+    ).network
+    rows = network.config.vocab_size
+    network.resize_token_embeddings(rows + 1, mean_resizing=False)
+    weight = network.get_output_embeddings().weight.data
+    with torch.inference_mode():
+        choices = network(torch.arange(2, 200)[None]).logits.argmax(-1)
+        weight[rows] = 2.0 * weight[choices.mode().values.item()]
+        choices = network(torch.arange(2, 200)[None]).logits.argmax(-1)
+    assert (choices == rows).float().mean() > 0.1
+    folder = save(network, tmp_path / "instruct")
+    change_special_tokens(folder, "<think>")
+    with caplog.at_level(logging.WARNING):
+        words = ["k=[1,3]", "temperature=[0]", "new_tokens=12", "prompts.limit=4", "threads=1"]
+        run = ran("sweep", tmp_path / "results", f"draft={folder}", "until=all", *words)
+    assert_replay_is_exact(run)
+    texts = {(trial.prompt_set, trial.prompt, trial.tokens) for trial in run.trials}
+    assert len(texts) == 8
+    (line,) = [line for line in caplog.messages if "ordinary tokens" in line]
+    assert line == (
+        "draft=instruct: ordinary tokens are those of model=tiny, others are not ('<|end|>' is"
+        " absent in the target's vocabulary and 1 in the draft's; '<|pad|>' is 1 in the target's"
+        " vocabulary and absent in the draft's; '<think>' is absent in the target's vocabulary and"
+        " 1024 in the draft's; ids that end a text are 0 in the target and 0, 1 in the draft);"
+        " tokens are compared by id, and a text ends where the target's does"
+    )
 
 
 def test_the_default_draft_of_another_family_is_refused_by_what_the_configurations_claim(

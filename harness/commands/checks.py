@@ -28,7 +28,13 @@ from harness.config import (
     ServerConfig,
     check_replayed,
 )
-from harness.models.load import Vocabulary, check_tokenizers, load_vocabulary, source_of
+from harness.models.load import (
+    Vocabulary,
+    check_tokenizers,
+    load_vocabulary,
+    source_of,
+    token_note,
+)
 from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, UserError
 from harness.storage import check_writable
@@ -224,6 +230,8 @@ def _check_draft(
     if target is not None and vocabulary is not None:
         check_tokenizers(target, vocabulary)
         check_lengths(prompts, config, [vocabulary])
+        if note := token_note(target, vocabulary):
+            _log.warning("%s", note)
         return
     if other := other_tokenizer(config.model, draft):
         raise UserError(f"{draft.shown}: {other}; choose a draft of the target's own family")

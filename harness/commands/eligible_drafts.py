@@ -5,8 +5,8 @@ Every draft of conf/ is looked at. A model must share the target's tokenizer, wh
 token, or its steps could not be cheaper than the target's. A head serves the target that it was
 made for, MTP layers a target whose config.json names some. A drafter without a model, and the
 target's own first layers, serve every target. The family is a claim: where models are loaded, their
-tokenizers are compared entry by entry (`harness.models.tokenizer.tokenizer_difference`), and a
-draft whose tokenizer differs is left out with the difference.
+tokenizers are compared (`harness.models.tokenizer.tokenizer_difference`), and a draft whose
+ordinary tokens differ is left out with the difference.
 """
 
 import json

@@ -49,7 +49,7 @@ from harness.models.memory import (
     model_sizes,
     shape_of,
 )
-from harness.models.tokenizer import has_thinking_mode, tokenizer_difference
+from harness.models.tokenizer import has_thinking_mode, special_difference, tokenizer_difference
 from harness.records import UserError
 from harness.theory.architecture import Architecture, architecture_of
 
@@ -248,23 +248,46 @@ class NotEligible(UserError):
 
 
 def check_tokenizers(target: Vocabulary, draft: Vocabulary) -> None:
-    """Refuse a draft model with another tokenizer than the target's, or with fewer tokens.
+    """Refuse a draft model that reads other ordinary text from the target's ids, or lacks some.
 
-    Embeddings padded to different widths are fine: no tokenizer id lies in the padding.
+    Embeddings padded to different widths are fine: no tokenizer id lies in the padding. So are
+    other special tokens (`special_difference`): ids are compared as engines compare them, and the
+    draft's rows beyond the target's are cut off.
 
     Raises:
         NotEligible: names the first difference.
     """
     difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
     if not difference and isinstance(draft, LoadedModel):
-        highest = max(draft.tokenizer.get_vocab().values(), default=0)
-        if highest >= draft.vocab_size:
-            difference = f"an id {highest}, beyond the {draft.vocab_size} rows of its embedding"
+        ids = target.tokenizer.get_vocab()
+        last = max(ids, key=ids.__getitem__, default=None)
+        if last is not None and ids[last] >= draft.vocab_size:
+            difference = (
+                f"token {last!r} is {ids[last]} in the target's vocabulary, beyond the "
+                f"{draft.vocab_size} rows of the draft's embedding"
+            )
     if difference:
         raise NotEligible(
             f"{draft.shown}: another tokenizer than {target.shown} ({difference}); "
-            "choose a draft of the target's own family"
+            "choose a draft to which the target's ids are the same tokens"
         )
+
+
+def token_note(target: Vocabulary, draft: Vocabulary) -> str | None:
+    """The special tokens in which a draft differs that `check_tokenizers` lets pass; or None."""
+    differences = [special_difference(target.tokenizer, draft.tokenizer)]
+    if target.eos != draft.eos:
+        ends = [", ".join(map(str, sorted(each.eos))) or "none" for each in (target, draft)]
+        differences.append(
+            f"ids that end a text are {ends[0]} in the target and {ends[1]} in the draft"
+        )
+    said = "; ".join(difference for difference in differences if difference)
+    if not said:
+        return None
+    return (
+        f"{draft.shown}: ordinary tokens are those of {target.shown}, others are not ({said}); "
+        "tokens are compared by id, and a text ends where the target's does"
+    )
 
 
 def memory_need(conf: ModelConf, device: torch.device) -> MemoryNeed | None:

@@ -24,6 +24,10 @@ COMPARED_TEXTS = (
     "Zürich, 東京, Ελλάδα; naïve café … 🙂",
     "  leading and trailing spaces  \n\n",
 )
+# Of the tokens in which two tokenizers differ, those that are named
+SHOWN_TOKENS = 3
+# As text, and as vocabularies write it
+WHITE_SPACE = " \t\r\n▁ĠĊĉč"
 
 
 def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]:
@@ -145,24 +149,66 @@ def stop_rule(tokenizer: Any, strings: Sequence[str] | None) -> StopStrings | No
 
 
 def tokenizer_difference(target: Any, draft: Any) -> str | None:
-    """The first difference between a target's and a draft's tokenizer; None where they agree.
+    """Why a draft reads another text from a target's ids; None where it reads the same.
 
-    Widths of embeddings are not compared: models of one family pad them differently, and unrelated
-    models can have the same. Both tokenizers must map the same strings to the same ids.
+    Every id that the target can emit in ordinary text must be the same token in both, and both must
+    cut texts into the same ids. Tokens that are set apart from ordinary text may differ
+    (`special_difference`). Widths of embeddings are not compared: models of one family pad them
+    differently, and unrelated models can have the same.
     """
     target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
-    if target_ids != draft_ids:
-        text = min(target_ids.items() ^ draft_ids.items())[0]
+    apart = _set_apart(target)
+    ordinary = {text: token for text, token in target_ids.items() if text not in apart}
+    differing = [text for text, token in ordinary.items() if draft_ids.get(text) != token]
+    if differing:
+        text = min(differing, key=ordinary.__getitem__)
         return (
-            f"token {text!r} is {target_ids.get(text, 'absent')} in the target's vocabulary and "
-            f"{draft_ids.get(text, 'absent')} in the draft's; {len(target_ids)} and "
-            f"{len(draft_ids)} tokens"
+            f"token {text!r} is {ordinary[text]} in the target's vocabulary and "
+            f"{draft_ids.get(text, 'absent')} in the draft's; {len(differing)} of "
+            f"{len(ordinary)} ordinary tokens differ"
         )
-    # Begin-of-text ids are compared only where they are put before a text; a file and its
-    # checkpoint may name different ones, or none, where neither adds it
-    if target.eos_token_id != draft.eos_token_id:
-        return f"eos_token_id is {target.eos_token_id} and {draft.eos_token_id}"
+    apart |= _set_apart(draft)
     for text in COMPARED_TEXTS:
-        if target(text)["input_ids"] != draft(text)["input_ids"]:
-            return f"{text!r} is encoded differently"
+        # A draft is given ids, so what its tokenizer puts before a text, or keeps whole in it, is
+        # not compared
+        if any(token in text for token in apart):
+            continue
+        ids = [each(text, add_special_tokens=False)["input_ids"] for each in (target, draft)]
+        if ids[0] != ids[1]:
+            return f"{text!r} is encoded differently, to {len(ids[0])} and {len(ids[1])} tokens"
     return None
+
+
+def special_difference(target: Any, draft: Any) -> str | None:
+    """The tokens that differ between two tokenizers of the same ordinary text; None without any."""
+    target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
+    differing = sorted(target_ids.items() ^ draft_ids.items(), key=lambda item: (item[1], item[0]))
+    texts = list(dict.fromkeys(text for text, _ in differing))
+    if not texts:
+        return None
+    shown = [
+        f"{text!r} is {target_ids.get(text, 'absent')} in the target's vocabulary and "
+        f"{draft_ids.get(text, 'absent')} in the draft's"
+        for text in texts[:SHOWN_TOKENS]
+    ]
+    more = len(texts) - len(shown)
+    return "; ".join([*shown, *([f"{more} more tokens differ"] if more else [])])
+
+
+def _set_apart(tokenizer: Any) -> set[str]:
+    """The tokens of no ordinary text: special ones, and those added after the vocabulary's end.
+
+    Added tokens between others, and added white space, are ordinary (Gemma, GPT-NeoX).
+    """
+    ids: dict[str, int] = tokenizer.get_vocab()
+    try:
+        added = tokenizer.added_tokens_decoder
+    except (AttributeError, NotImplementedError):  # a stand-in; transformers' mistral-common
+        special = set(getattr(tokenizer, "all_special_ids", ()))
+        return {text for text, token in ids.items() if token in special}
+    end = max((token for token in ids.values() if token not in added), default=-1)
+    return {
+        entry.content
+        for token, entry in added.items()
+        if entry.special or (token > end and entry.content.strip(WHITE_SPACE))
+    }
