@@ -322,6 +322,14 @@ def test_a_head_for_another_target_is_refused(
         read(tmp_path, random_target(**change))
 
 
+def test_a_negative_id_in_d2t_is_said_to_be_negative(tmp_path: Path) -> None:
+    network = random_head()
+    network.d2t[0] = -1
+    save_head(network, tmp_path, "specforge", "target")
+    with pytest.raises(UserError, match=r"\(d2t\) has the id -1, which is negative"):
+        read(tmp_path, random_target())
+
+
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
 def test_a_heads_vocabulary_is_the_targets_by_its_config_or_with_the_padding(
     layout: Layout, tmp_path: Path

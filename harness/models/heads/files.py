@@ -110,7 +110,12 @@ class HeadFiles:
 
     def check_ids(self, ids: Tensor) -> Tensor:
         """The target's ids [draft vocabulary] of tokens that a head can draft, checked to exist."""
-        if int(ids.min()) < 0 or int(ids.max()) >= self.target.vocab_size:
+        if int(ids.min()) < 0:
+            raise UserError(
+                f"{self.where}: its map of draft tokens to the target's (d2t) has the id"
+                f" {int(ids.min())}, which is negative; the file is damaged or of another layout"
+            )
+        if int(ids.max()) >= self.target.vocab_size:
             raise self.other_vocabulary(int(ids.max()) + 1)
         return ids
 
