@@ -274,6 +274,25 @@ def test_a_template_that_raises_is_one_line(template: str, reason: str, tmp_path
     assert "\n" not in str(raised.value)
 
 
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}{% endfor %}"
+) + TEMPLATE
+
+
+def test_a_template_without_a_place_for_a_system_message_names_its_key(tmp_path: Path) -> None:
+    folder = chatty_folder(tmp_path, ALTERNATING)
+    tokenizer = load_model(ModelConf(name="strict", id=str(folder)), CPU).tokenizer
+    assert encode(tokenizer, replace(TALK, system=None), PromptsConf())
+    for conf, key in (
+        (PromptsConf(system="Be brief."), r"prompts\.system"),
+        (PromptsConf(), "prompt s/x/2"),
+    ):
+        line = rf"^{key}: the chat template of .* has no place for a system message \(.*alternate"
+        with pytest.raises(UserError, match=line):
+            encode(tokenizer, TALK, conf)
+
+
 def test_a_thinking_mode_that_changes_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"prompts\.enable_thinking=\[False, True\]: the prompts"):
         outcome_of("sweep", *words(tmp_path, "prompts.enable_thinking=[false,true]"))

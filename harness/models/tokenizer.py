@@ -33,19 +33,20 @@ WHITE_SPACE = " \t\r\n▁ĠĊĉč"
 def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]:
     """The token ids of a prompt up to its last turn, in the form that the model expects."""
     where = f"prompt {prompt.prompt_set}/{prompt.id}"
+    system_key = "prompts.system" if prompt.system == conf.system else where
     has_template = bool(getattr(tokenizer, "chat_template", None))
     if conf.chat_template == "always" and not has_template:
         raise UserError(
             "prompts.chat_template=always: this tokenizer has no chat template; use auto or never"
         )
     if has_template and conf.chat_template != "never":
-        ids = _through_template(tokenizer, prompt)
+        ids = _through_template(tokenizer, prompt, system_key)
     elif prompt.system is not None:
         why = "prompts.chat_template=never" if has_template else "this tokenizer has no template"
-        key = "prompts.system" if prompt.system == conf.system else where
         raise UserError(
-            f"{key}: a system message goes through the chat template, and {why}; without one the "
-            "turns are passed as plain text, so leave it out or write it into the prompt"
+            f"{system_key}: a system message goes through the chat template, and {why}; "
+            "without one the turns are passed as plain text, so leave it out or write it into the "
+            "prompt"
         )
     else:
         pieces = zip_longest(prompt.turns, prompt.answers)
@@ -83,7 +84,17 @@ def check_thinking(tokenizer: Any, prompts: Sequence[Prompt], conf: PromptsConf)
         )
 
 
-def _through_template(tokenizer: Any, prompt: Prompt) -> Any:
+def _renders(tokenizer: Any, prompt: Prompt) -> bool:
+    """True where the chat template can render a prompt."""
+    try:
+        _through_template(tokenizer, prompt)
+    except UserError:
+        return False
+    return True
+
+
+def _through_template(tokenizer: Any, prompt: Prompt, system_key: str = "") -> Any:
+    """A prompt's ids by the chat template; `system_key` says where a system message is from."""
     messages: list[dict[str, str]] = []
     if prompt.system is not None:
         messages.append({"role": "system", "content": prompt.system})
@@ -109,6 +120,11 @@ def _through_template(tokenizer: Any, prompt: Prompt) -> Any:
         ValueError,
     ) as e:
         reason = in_one_line(e)[:200].rstrip(".")
+        if prompt.system is not None and _renders(tokenizer, replace(prompt, system=None)):
+            raise UserError(
+                f"{system_key}: the chat template of {tokenizer.name_or_path} has no place for a"
+                f" system message ({reason}); leave it out or write it into the prompt"
+            ) from e
         raise UserError(
             f"prompt {prompt.prompt_set}/{prompt.id}: the chat template of "
             f"{tokenizer.name_or_path} cannot render it ({reason}); fix the template, leave the "
