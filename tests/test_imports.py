@@ -23,7 +23,7 @@ from harness.engines.http_server import AttachedEngine, HttpServer
 from harness.engines.llamacpp import LlamaCppServer, request_body
 from harness.engines.protocol import Asked, Completion
 from harness.engines.sglang import SglangServer
-from harness.engines.stored_answers import record_of
+from harness.engines.stored_answers import FailedAnswerError, record_of
 from harness.engines.vllm import VllmServer
 from harness.records import UserError
 from harness.reporting.content import content_of
@@ -199,6 +199,45 @@ def test_a_stored_answer_is_read_as_the_running_server_is(
     assert [getattr(record, name) for name in names] == [getattr(done, name) for name in names]
 
 
+BATCH = {"id": "batch-1", "custom_id": "request-1", "error": None}
+
+
+def test_an_answer_of_run_batch_is_read_and_named_by_its_id() -> None:
+    answered = {**BATCH, "response": {"status_code": 200, "request_id": "a", "body": VLLM}}
+    record = record_of(answered, "here")
+    assert vars(record) == {**vars(record_of(VLLM, "here")), "prompt": "request-1"}
+    body = {"temperature": 0.5, "messages": [{"role": "user", "content": "Hi."}]}
+    for request in ({"body": body}, {"request": {**BATCH, "body": body}}):
+        both = record_of({**answered, **request}, "here")
+        assert both.temperature == 0.5
+        assert both.prompt not in (None, "request-1")
+    with pytest.raises(UserError, match="a request without its answer; give the file of the ans"):
+        record_of({"custom_id": "request-1", "body": body}, "here")
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({**VLLM, "choices": []}, r"choices is '\[\]'"),
+        ({**VLLM, "choices": [None]}, r"choices is '\[null\]'"),
+        ({**VLLM, "choices": "none"}, "choices is 'none'"),
+        ({"error": "overloaded"}, "'overloaded'"),
+        ({"error": {"message": "too long", "code": 400}}, "'too long'"),
+        ({"object": "error", "message": "too\nlong"}, "'too long'"),
+        ({"detail": "Not Found"}, "'Not Found'"),
+        ({"request": {"prompt": "a"}, "response": "Internal Server Error"}, "'Internal Server"),
+        ({"request": {"prompt": "a"}, "response": None}, "no answer"),
+        ({**BATCH, "response": None, "error": {"message": "expired"}}, "'expired'"),
+        ({**BATCH, "response": {"status_code": 500, "body": {}}}, "status 500"),
+        ({**BATCH, "response": {"status_code": 500, "body": "upstream"}}, "'upstream'"),
+        ("Bad Gateway", "'Bad Gateway'"),
+    ],
+)
+def test_an_answer_that_failed_is_said_to_be_that(entry: Any, says: str) -> None:
+    with pytest.raises(FailedAnswerError, match=rf"^here: the request failed: ({says})"):
+        record_of(entry, "here")
+
+
 # ---- a run ---------------------------------------------------------------------------------------
 
 
@@ -288,6 +327,24 @@ def test_requests_are_paired_by_their_prompts_where_records_hold_them(tmp_path: 
         assert len(by_prompt) == 10
         for trial in done.trials:
             assert trial.new_tokens == by_prompt[trial.prompt]
+
+
+def test_one_failed_answer_does_not_refuse_a_file_nor_move_the_others(
+    files: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = Path(files[1]).read_text().split("\n")
+    for failed in ('{"error": "overloaded"}', "upstream connect error", '{"choices": []}'):
+        caplog.clear()
+        Path(files[1]).write_text("\n".join([*lines[:3], failed, *lines[4:]]))
+        done = run(tmp_path, files, "temperature=0")
+        by_k = {k: {t.prompt: t.new_tokens for t in done.trials if t.k == k} for k in (0, 1)}
+        assert (len(by_k[0]), len(by_k[1])) == (10, 9)
+        assert by_k[1].items() <= by_k[0].items()
+        assert any("1 of 10 requests failed; " in line for line in caplog.messages)
+        assert analyse(done).headline is not None
+    Path(files[1]).write_text("\n".join([*lines[:3], *[failed] * 7]))
+    with pytest.raises(UserError, match=r"7 of 10 requests failed; the first: .*line 4: the req"):
+        run(tmp_path, files, "temperature=0")
 
 
 def test_one_speculating_server_alone_has_its_acceptance_and_no_verdict(
@@ -438,6 +495,8 @@ DRAFTED_4 = json.dumps({**LLAMACPP, "stop_type": "limit", "timings": BUDGET_ENDE
         ([""], [], "no request in it"),
         (['{"a": 1}'], [], "line 1: no record that is known here; give answers of vLLM, SGLang"),
         (['{"usage": {}}'], [], "line 1: has no field 'completion_tokens'"),
+        (['{"usage": {"completion_tokens": null}}'], [], "line 1: its fields are not those of an"),
+        ([json.dumps({**VLLM, "metrics": "off"})], [], 'field metrics is "off"; it must be an obj'),
         ([rounds(per_step_accepted="1,2")], [], 'line 1: field per_step_accepted is "1,2"; it'),
         ([rounds(), rounds(per_step_accepted=[1, -2])], [], "line 2: field per_step_accepted is"),
         ([rounds(k="four")], [], 'field k is "four"; it must be a whole number from 0'),

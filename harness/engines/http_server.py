@@ -26,6 +26,7 @@ from harness.engines.protocol import (
     RequestFailedError,
     Server,
     ServerDiedError,
+    failure_of,
 )
 from harness.engines.turns import Turn
 from harness.records import Rule, ServerCommand, UserError, Varying
@@ -388,6 +389,9 @@ class HttpServer(Server):
             else:
                 answer = self.streamed(path, body, deadline_s, turn)
         request_s = perf_counter() - begin
+        failure = failure_of(answer) if isinstance(answer, Mapping) else None
+        if failure is not None:
+            raise RequestFailedError(f"{self.where}: the request failed: {failure}")
         after = None if before is None else self.cpu_s()
         cpu_s = None if before is None or after is None else after - before
         return TimedAnswer(answer, request_s, cpu_s, readings, turn)

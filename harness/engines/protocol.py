@@ -5,12 +5,14 @@ side by side to compare K. Prompts and texts are token ids, because a text that 
 have other tokens.
 """
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engine_facts.spec import EngineSpec
@@ -136,6 +138,29 @@ class Asked(NamedTuple):
 def stop_reason(name: object) -> StopReason:
     """The reason why a text ends, by an engine's name of it."""
     return STOP_REASONS.get(str(name), "budget")
+
+
+def failure_of(answer: Any) -> str | None:
+    """Why a request failed, by its answer or a part of that; None where it does not say so."""
+    if not isinstance(answer, Mapping):
+        return "no answer" if answer is None else _short(answer)
+    choices, status = answer.get("choices"), answer.get("status_code")
+    if answer.get("error"):
+        return _short(answer["error"])
+    if answer.get("object") == "error" or set(answer) == {"detail"}:
+        return _short(answer.get("message", answer.get("detail")))
+    if isinstance(status, int) and status >= HTTPStatus.BAD_REQUEST:
+        return f"status {status}"
+    listed = isinstance(choices, list) and bool(choices) and isinstance(choices[0], Mapping)
+    return None if choices is None or listed else f"choices is {_short(choices)}"
+
+
+def _short(error: Any) -> str:
+    """An error of a server in a few words of one line."""
+    if isinstance(error, Mapping):
+        error = error.get("message") or error
+    text = error if isinstance(error, str) else json.dumps(error)
+    return ascii(" ".join(text.split())[:80])
 
 
 def token_ids(ids: Sequence[int] | None) -> tuple[int, ...]:

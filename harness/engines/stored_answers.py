@@ -10,8 +10,10 @@ An entry is one JSON object per request, recognised by its fields:
 - counts of rounds of any engine: `per_step_accepted`, with `k` (docs/scores.md).
 
 An answer may be inside an object `{"request": ..., "response": ...}`; its request then has the
-temperature and the prompt. Entries become the records of a server run, which are analysed as any
-other: one trial per request, of the tokens that rounds emitted.
+temperature and the prompt. It may be inside the `body` of a response, as OpenAI's batch files and
+vLLM's run-batch have it, with its `custom_id` for the prompt. Entries become the records of a
+server run, which are analysed as any other: one trial per request, of the tokens that rounds
+emitted.
 """
 
 import hashlib
@@ -25,7 +27,8 @@ from typing import Any
 
 from harness.engine_facts.engines import spec_of
 from harness.engines import llamacpp, sglang, vllm
-from harness.engines.protocol import Completion
+from harness.engines.protocol import Completion, failure_of
+from harness.prompts.entries import request_in
 from harness.records import ServingEngine, Trial, UserError
 
 # One prompt set for all entries, since they have no category
@@ -60,15 +63,24 @@ class Imported:
 # ---- one entry -----------------------------------------------------------------------------------
 
 
-def record_of(entry: Mapping[str, Any], where: str) -> Completion:
+class FailedAnswerError(UserError):
+    """An entry has an error in place of an answer."""
+
+
+def record_of(entry: Mapping[str, Any] | str, where: str) -> Completion:
     """The record of one entry; `where` is its file and place, for errors.
 
     Raises:
+        FailedAnswerError: the request failed.
         UserError: the entry is of no known kind, or lacks a field of its kind.
     """
-    request, answer = entry.get("request"), entry.get("response", entry)
-    if not isinstance(answer, Mapping):
-        raise UserError(f"{where}: its response is not a JSON object")
+    parts = _parts(entry)
+    # The body of a response says more than its status
+    failure = next(filter(None, map(failure_of, (entry, *reversed(parts[1:])))), None)
+    if failure is not None:
+        raise FailedAnswerError(f"{where}: the request failed: {failure}")
+    assert isinstance(entry, Mapping)
+    answer = parts[-1]
     _check_fields(entry, where)
     try:
         (choice, *_) = answer.get("choices") or [{}]
@@ -80,6 +92,8 @@ def record_of(entry: Mapping[str, Any], where: str) -> Completion:
             record = vllm.parse(answer)
         elif answer.get("per_step_accepted") is not None:
             record = _record_of_counts(answer)
+        elif "response" not in entry and request_in(entry) is not entry:
+            raise UserError(f"{where}: a request without its answer; give the file of the answers")
         else:
             raise UserError(
                 f"{where}: no record that is known here; give answers of vLLM, SGLang or llama.cpp,"
@@ -87,16 +101,29 @@ def record_of(entry: Mapping[str, Any], where: str) -> Completion:
             )
     except KeyError as error:
         raise UserError(f"{where}: has no field {error}") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, AttributeError) as error:
+        raise UserError(f"{where}: its fields are not those of an answer of its kind") from error
+    except ValueError as error:
         raise UserError(f"{where}: cannot be read: {error}") from error
-    if not isinstance(request, Mapping):
-        request = {}
+    request = request_in(request_in(entry))
+    request = {} if request is entry else request
     sampling = request.get("sampling_params") or request
+    custom = entry.get("custom_id")
+    named = None if custom is None else str(custom)
     return replace(
         record,
-        prompt=record.prompt or _prompt_name(request, choice),
+        prompt=record.prompt or _prompt_name(request, choice) or named,
         temperature=sampling.get("temperature", record.temperature),
     )
+
+
+def _parts(entry: Any) -> list[Any]:
+    """An entry, its `response` and the `body` of that, as far as it has them; the last answers."""
+    if not isinstance(entry, Mapping) or "response" not in entry:
+        return [entry]
+    response = entry["response"]
+    has_body = isinstance(response, Mapping) and "body" in response
+    return [entry, response, *([response["body"]] if has_body else [])]
 
 
 def _is_number(value: Any) -> bool:
@@ -110,6 +137,10 @@ def _is_count(value: Any) -> bool:
 
 def _are_counts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
 
 
 # The check of a field's value, and its description in an error, at any depth of an entry
@@ -132,6 +163,13 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
             "temperature",
         ),
         (_is_number, "a number from 0"),
+    ),
+    **dict.fromkeys(
+        (
+            *("usage", "metrics", "speculative_decoding", "meta_info", "timings"),
+            *("generation_settings", "sampling_params"),
+        ),
+        (_is_object, "an object"),
     ),
 }
 
@@ -183,8 +221,7 @@ def imported(
 ) -> Imported:
     """The records of a server run, from files with the records of one server each.
 
-    Requests of two files have the same prompt if their records name the same one; records without a
-    name are paired by their place in the files.
+    Requests of two files have the same prompt if their records name the same one.
 
     Args:
         files: the records by file.
@@ -324,7 +361,7 @@ def _trials(
 ) -> Iterator[Trial]:
     seen = Counter[str]()
     for place, record in enumerate(records, start=1):
-        prompt = record.prompt or str(place)
+        prompt = str(record.prompt)
         repetition = seen[prompt]
         seen[prompt] += 1
         yield Trial(
