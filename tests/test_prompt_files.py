@@ -59,6 +59,10 @@ FORMATS: dict[str, list[Read]] = {
     "text.jsonl": [("text", "text-01", None, ("Once upon a time",), ())],
     "custom.jsonl": [("custom", "custom-01", None, ("What is the capital of India?",), ())],
     "tools.jsonl": [("tools", "tools-01", None, ("Is it warm in Bern?",), ())],
+    "batch.jsonl": [
+        ("batch", "request-1", "Be brief.", ("Name a river.",), ()),
+        ("batch", "request-2", None, ("Once upon a time",), ()),
+    ],
     "object.json": [
         ("object", "object-01", None, ("Count to ten.",), ()),
         ("object", "object-02", None, ("Count to five.",), ()),
@@ -205,6 +209,15 @@ def test_every_format_is_read_as_its_page_says(name: str, tmp_path: Path) -> Non
          '"value": "Hi"}, {"from": "gpt", "value": "Hello"}]}', [("a", "a-01", ("Hi",))]),
         ("mt.csv", 'question_id,turns\n81,"[""one"", ""two""]"\n', [("mt", "81", ("one", "two"))]),
         ("u.jsonl", '{"prompt": "be\u2028fore\x85end"}', [("u", "u-01", ("be\u2028fore\x85end",))]),
+        ("n.json", '{"prompt": "one"}\n\n{"prompt": "two", "id": 7}\n',
+         [("n", "n-01", ("one",)), ("n", "7", ("two",))]),
+        ("t.json", '"one"\n"two"', [("t", "t-01", ("one",)), ("t", "t-02", ("two",))]),
+        ("l.jsonl", ' [{"prompt": "one"},\n {"prompt": "two"}]\n',
+         [("l", "l-01", ("one",)), ("l", "l-02", ("two",))]),
+        ("o.jsonl", '{\n "data": [\n  {"prompt": "one"}\n ]\n}\n', [("o", "o-01", ("one",))]),
+        ("r.jsonl", '{"conversations": [{"role": "user", "value": "Hi"}]}\n'
+         '{"messages": [{"from": "human", "content": "Ho", "role": null}]}',
+         [("r", "r-01", ("Hi",)), ("r", "r-02", ("Ho",))]),
         ("w.jsonl", '\ufeff{"prompt": "one"}\r\n{"prompt": "two"}\r\n',
          [("w", "w-01", ("one",)), ("w", "w-02", ("two",))]),
     ],
@@ -214,6 +227,52 @@ def test_files_as_users_have_them(
 ) -> None:
     (tmp_path / name).write_bytes(content.encode())
     assert [(p.prompt_set, p.id, p.turns) for p in load(own(tmp_path / name))] == expected
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "json", "parquet"])
+def test_numbers_and_empty_cells_are_alike_in_every_kind_of_table(
+    suffix: str, tmp_path: Path
+) -> None:
+    """A level of 1 to 5, as MATH has it, and ids that some rows lack; floats are their text."""
+    table = pd.DataFrame(
+        {
+            "id": [7, None, 9, None],
+            "question_id": ["a", "", "c", "d"],
+            "category": [4, 5, None, 4],
+            "prompt": ["one", "two", "three", "four"],
+        }
+    )
+    file = tmp_path / f"table.{suffix}"
+    if suffix == "csv":
+        table.to_csv(file, index=False)
+    elif suffix == "parquet":
+        table.to_parquet(file)
+    else:
+        rows = [dict(zip(table, row, strict=True)) for row in table.itertuples(index=False)]
+        file.write_text(json.dumps(rows, allow_nan=True))
+    ids = [(p.prompt_set, p.id) for p in read_file(file)]
+    # A csv counts its header as a line
+    assert ids == [
+        ("4", "7"),
+        ("5", f"table-0{3 if suffix == 'csv' else 2}"),
+        ("table", "9"),
+        ("4", "d"),
+    ]
+
+
+def test_a_file_of_answers_and_a_request_of_several_prompts_are_said_to_be_that(
+    tmp_path: Path,
+) -> None:
+    answer = {"choices": [{"message": {"content": "Hi."}}], "usage": {"completion_tokens": 1}}
+    batch = {"custom_id": "a", "response": {"status_code": 200, "body": answer}, "error": None}
+    for entry, says in (
+        (answer, "line 1: an answer of a server, without its request"),
+        (batch, "line 1: an answer of a server, without its request"),
+        ({"body": {"prompt": ["a", "b"]}}, "line 1: a request with several prompts"),
+        ({"body": {"model": "m"}}, "line 1: no prompt in it, found 'model'"),
+    ):
+        (tmp_path / "a.jsonl").write_text(json.dumps(entry))
+        assert says in refused(tmp_path / "a.jsonl")
 
 
 def test_a_file_is_read_again_only_when_it_changed(
@@ -357,7 +416,7 @@ def test_both_thinking_modes_are_two_prompt_sets() -> None:
             '{"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}',
             "SPEED-Bench's placeholder",
         ),
-        ('{"prompt": "a", "category": 4}', "category must be text"),
+        ('{"prompt": "a", "category": true}', "category must be a text or a number, not True"),
     ],
 )
 def test_a_bad_line_is_refused_with_its_number_and_the_reason(

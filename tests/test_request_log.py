@@ -148,11 +148,32 @@ def test_time_stamps_are_read_in_any_unit(tmp_path: Path) -> None:
         {"timestamp": True, "prompt": "a"},
     ],
 )
-def test_a_line_whose_time_is_none_is_counted_as_unusable(line: Any, tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [line, request("a", 1), request("a", 2)])
+def test_a_time_that_is_not_read_is_said_to_be_that_and_loses_no_request(
+    line: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = written(tmp_path / "log.jsonl", [request("a", 1), line, line])
     sample = log_sample(conf(log))
     assert sample is not None
-    assert sample.facts.unusable == 1
+    assert (sample.facts.requests, sample.facts.unusable, sample.facts.span_s) == (3, 0, None)
+    (said,) = caplog.messages
+    assert re.search(r"^2 time stamps are not read; .*line 2: the time stamp timestamp=", said)
+    with pytest.raises(UserError, match=r"line 2: the time stamp timestamp=.* is not read; read"):
+        recorded_times(log)
+
+
+def test_a_batch_file_is_a_log_and_its_answers_are_said_to_be_answers(tmp_path: Path) -> None:
+    body = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "Hi."}]}
+    asked = {"custom_id": "request-1", "method": "POST", "url": "/v1/chat/completions"}
+    (prompt, *more) = load(conf(written(tmp_path / "log.jsonl", [{**asked, "body": body}] * 3)))
+    assert (prompt.turns, len(more)) == (("Hi.",), 2)
+    answer = {"status_code": 200, "body": {"choices": [{"message": {"content": "Ho."}}]}}
+    answers = written(tmp_path / "out.jsonl", [{"custom_id": "request-1", "response": answer}])
+    with pytest.raises(UserError, match=r"line 1: an answer of a server, without its request"):
+        load(conf(answers))
+    listed = tmp_path / "list.jsonl"
+    listed.write_text(json.dumps([{"body": body}]))
+    with pytest.raises(UserError, match=r"line 1: not a JSON object; give a request a line"):
+        load(conf(str(listed)))
 
 
 def test_a_time_without_a_zone_is_utc_and_a_strange_temperature_is_none(tmp_path: Path) -> None:

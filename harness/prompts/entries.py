@@ -4,8 +4,10 @@ A format is recognised by its fields. An entry that is not a prompt raises an er
 its place, its content and the expected content.
 """
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +16,14 @@ from harness.records import Prompt, UserError
 # The fields that have a prompt; the first one in an entry is read
 LISTS = ("messages", "conversations", "conversation", "turns")
 TEXTS = ("prompt", "question", "instruction", "text")
-IDS = ("id", "question_id", "task_id", "prompt_id", "conversation_id")
-READ = frozenset({*LISTS, *TEXTS, *IDS, "input", "category"})
+IDS = ("id", "question_id", "task_id", "prompt_id", "conversation_id", "custom_id")
+# The fields that may contain the request with the prompt, as in batch files and gateways' logs
+WRAPPERS = ("body", "request")
+PROMPTS = (*LISTS, *TEXTS, *WRAPPERS)
+READ = frozenset({*PROMPTS, *IDS, "input", "category"})
 EXPECTED = f"read are {', '.join(LISTS)}, {', '.join(TEXTS)} (docs/prompts.md)"
+# The fields of an answer of a server, in OpenAI's batch files or by itself
+ANSWERS = ("response", "choices", "meta_info", "timings")
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("user", "human"), "user"),
@@ -49,15 +56,12 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
     where = f"{source.name}, {source.unit} {number}"
     if not isinstance(entry, Mapping):
         raise UserError(f"{where}: not an object; {EXPECTED}")
-    category = _label(entry.get("category"), "category", where)
-    key = next((key for key in IDS if entry.get(key) is not None), "id")
-    value = entry.get(key)
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        value = int(value)  # in a table with empty cells whole numbers are floats
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    name = _label(value, key, where)
-    system, turns, answers = _conversation(entry, where)
+    ids = (_label(entry.get(key), key, where) for key in IDS)
+    name = next((each for each in ids if each is not None), None)
+    fields = _with_prompt(entry, where)
+    labels = (_label(each.get("category"), "category", where) for each in (entry, fields))
+    category = next((each for each in labels if each is not None), None)
+    system, turns, answers = _conversation(fields, where)
     return Prompt(
         prompt_set=source.prompt_set or category or source.label,
         id=name or f"{source.label}-{number:02d}",
@@ -65,9 +69,25 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
         category=category,
         answers=tuple(answers),
         system=system,
-        tools=_tools(entry.get("tools")),
+        tools=_tools(fields.get("tools")),
         origin=where,
     )
+
+
+def request_in(entry: Entry) -> Entry:
+    """The request under `body` or `request` of an entry; the entry itself where it has neither."""
+    return next((entry[key] for key in WRAPPERS if isinstance(entry.get(key), Mapping)), entry)
+
+
+def _with_prompt(entry: Entry, where: str) -> Entry:
+    """The entry, or the request in it, whichever has the prompt."""
+    if any(entry.get(name) is not None for name in (*LISTS, *TEXTS)):
+        return entry
+    request = request_in(entry)
+    several = request.get("prompt") if request is not entry else None
+    if isinstance(several, list) and len(several) > 1 and isinstance(several[0], str):
+        raise UserError(f"{where}: a request with several prompts; give each one of its own")
+    return request
 
 
 def _tools(given: Any) -> str | None:
@@ -84,13 +104,37 @@ def decoded(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = getattr(error, "msg", error)
-        raise UserError(f"{where}: not JSON ({reason}); {EXPECTED}") from error
+        raise _not_json(error, where) from error
+
+
+def _not_json(error: Exception, where: str) -> UserError:
+    return UserError(f"{where}: not JSON ({getattr(error, 'msg', error)}); {EXPECTED}")
+
+
+def decoded_values(text: str, where: str) -> Iterator[Any]:
+    """The JSON values of a text, one after another; raises as `decoded` does."""
+    decoder, end, place = json.JSONDecoder(), len(text.rstrip()), where
+    at = len(text) - len(text.lstrip())
+    for number in itertools.count(2):
+        if at >= end:
+            return
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise _not_json(error, place) from error
+        yield value
+        while text[at : at + 1].isspace():
+            at += 1
+        place = f"{where}, entry {number}"
 
 
 def _conversation(entry: Entry, where: str) -> Conversation:
     """The system message, the turns and the answers between them, of an entry."""
     name = next((name for name in (*LISTS, *TEXTS) if entry.get(name) is not None), None)
+    if name is None and any(isinstance(entry.get(key), Mapping | list) for key in ANSWERS):
+        raise UserError(
+            f"{where}: an answer of a server, without its request; give the file of the requests"
+        )
     if name is None:
         raise UserError(f"{where}: no prompt in it, found {some(list(entry))}; {EXPECTED}")
     value = entry[name]
@@ -136,16 +180,21 @@ def _listed(items: Any, name: str, where: str) -> Conversation:
 
 
 def _message(item: Mapping[str, Any], name: str, where: str) -> tuple[str, Any]:
-    """The role and content of one message, in OpenAI's form or ShareGPT's."""
-    for role_key, content_key in (("role", "content"), ("from", "value")):
-        if role_key in item and content_key in item:
-            role = item[role_key]
-            if not isinstance(role, str) or role.lower() not in ROLES:
-                raise UserError(
-                    f"{where}: role {_shown(role)} is not read; use system, user and assistant"
-                )
-            return ROLES[role.lower()], item[content_key]
-    raise UserError(f"{where}: a message in {name} needs role and content (or from and value)")
+    """The role and content of one message, in OpenAI's form, ShareGPT's or a mixture of them."""
+    role, content = _first_of(item, "role", "from"), _first_of(item, "content", "value")
+    if role is None or content is None:
+        raise UserError(f"{where}: a message in {name} needs role and content (or from and value)")
+    if not isinstance(item[role], str) or item[role].lower() not in ROLES:
+        raise UserError(
+            f"{where}: role {_shown(item[role])} is not read; use system, user and assistant"
+        )
+    return ROLES[item[role].lower()], item[content]
+
+
+def _first_of(item: Mapping[str, Any], *names: str) -> str | None:
+    """The first of the names with a value; else the first with null; None without any."""
+    there = [name for name in names if name in item]
+    return next((name for name in there if item[name] is not None), there[0] if there else None)
 
 
 def _message_text(content: Any, where: str) -> Any:
@@ -181,11 +230,20 @@ def checked_text(value: Any, name: str, where: str) -> str:
 
 
 def _label(value: Any, name: str, where: str) -> str | None:
-    """An id or a category, checked to be one short line; None where it is not given."""
-    if value is None:
+    """An id or a category, checked to be one short line; None where it is empty or not given.
+
+    A number is its text, so that one table is the same in csv, jsonl and parquet.
+    """
+    if isinstance(value, float):
+        # In a table with empty cells, which may be nan, whole numbers are floats
+        whole = value.is_integer() and abs(value) < 2**53
+        value = None if math.isnan(value) else int(value) if whole else value
+    if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    if not (isinstance(value, str) and value.strip()):
-        raise UserError(f"{where}: {name} must be text, not {_shown(value)}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise UserError(f"{where}: {name} must be a text or a number, not {_shown(value)}")
     if len(value) > MAX_LABEL:
         raise UserError(f"{where}: {name} has {len(value):,} characters; at most {MAX_LABEL}")
     if not value.isprintable() or not encodes(value):

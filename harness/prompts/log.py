@@ -13,6 +13,7 @@ chapter 5), drawn at random, and is a prompt set of the run.
 The log is read line by line, twice; only the properties of each request stay in memory.
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.prompts.entries import Entry, Source, decoded, prompt_of
+from harness.prompts.entries import Entry, Source, decoded, prompt_of, request_in
 from harness.prompts.readers import file_lines, reading, stem_of
 from harness.records import Prompt, SampledLog, UserError, grouped
 
@@ -33,14 +34,13 @@ from harness.records import Prompt, SampledLog, UserError, grouped
 SAMPLE, SAMPLE_SEED = 200, 0
 # Sampled requests of a stratum at least, so that its own error can be estimated
 LEAST_SAMPLED = 20
-# The fields of a line that may contain the request
-WRAPPERS = ("body", "request")
 STAMPS = ("timestamp", "ts", "time", "arrival_time", "request_time", "created_at", "created")
 # (least time stamp, units per second) of nano-, micro- and milliseconds
 UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 SHORT, LONG = "short", "long"
 # A higher temperature is taken as not set
 MOST_TEMPERATURE = 100
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,15 @@ class RequestLog:
         self._source = Source(f"prompts.log={path}", stem_of(path), "line")
         self._logged: list[_Logged] = []
         self.unusable, because = 0, "the file is empty"
+        unread: list[str] = []
         for number, entry in _entries(path):
             try:
-                self._logged.append(_logged(_request(entry, number, self._source), entry))
+                prompt, stamp = _request(entry, number, self._source), None
+                try:
+                    stamp = _stamp(entry, prompt.origin)
+                except UserError as error:
+                    unread.append(str(error) if not unread else "")
+                self._logged.append(_logged(prompt, entry, stamp))
             except UserError as error:
                 because = str(error) if not self.unusable else because
                 self.unusable += 1
@@ -92,6 +98,8 @@ class RequestLog:
                 f"{self._source.name}: {self.unusable:,} of {self.unusable + len(self._logged):,}"
                 f" lines are no requests to generate from; the first: {because}"
             )
+        if unread:
+            _log.warning("%d time stamps are not read; the first: %s", len(unread), unread[0])
         self.bytes = np.array([each.size for each in self._logged])
 
     def strata(self, size: int) -> list[str]:
@@ -156,7 +164,7 @@ def time_stamps(path: Path, where: str) -> Iterator[tuple[int, float]]:
     """The line and time stamp, in seconds, of each request of a log.
 
     Raises:
-        UserError: a request has no time stamp, or the log cannot be read.
+        UserError: a request has no time stamp or one of another form, or the log cannot be read.
     """
     for number, entry in _entries(path):
         stamp = _stamp(entry, f"{where}, line {number}")
@@ -180,21 +188,18 @@ def _entries(path: Path) -> Iterator[tuple[int, Entry]]:
                 yield number, entry if isinstance(entry, Mapping) else {}
 
 
-def _inner(entry: Entry) -> Entry:
-    return next((entry[key] for key in WRAPPERS if isinstance(entry.get(key), Mapping)), entry)
-
-
 def _request(entry: Entry, number: int, source: Source) -> Prompt:
     """The prompt of a logged request: its last turn is answered, its id is the line's number."""
-    inner = _inner(entry)
-    category = entry.get("category", inner.get("category"))
-    fields = {key: value for key, value in inner.items() if key not in ("id", "category")}
-    prompt = prompt_of({**fields, "category": category, "id": number}, number, source)
+    if not entry:
+        raise UserError(f"{source.name}, line {number}: not a JSON object; give a request a line")
+    request = request_in(entry)
+    category = entry.get("category", request.get("category"))
+    prompt = prompt_of({"body": request, "category": category, "id": number}, number, source)
     return replace(prompt, first_turn=len(prompt.turns))
 
 
-def _logged(prompt: Prompt, entry: Entry) -> _Logged:
-    temperature = _inner(entry).get("temperature")
+def _logged(prompt: Prompt, entry: Entry, stamp: float | None) -> _Logged:
+    temperature = request_in(entry).get("temperature")
     known = "T unset"
     if isinstance(temperature, int | float) and not isinstance(temperature, bool):
         known = f"T={temperature:g}" if 0 <= temperature <= MOST_TEMPERATURE else known
@@ -205,7 +210,7 @@ def _logged(prompt: Prompt, entry: Entry) -> _Logged:
         turns="one turn" if len(prompt.turns) == 1 else "several turns",
         temperature=known,
         size=sum(len(text.encode()) for text in texts),
-        stamp=_stamp(entry, prompt.origin),
+        stamp=stamp,
     )
 
 
@@ -223,7 +228,10 @@ def _stamp(entry: Entry, where: str) -> float | None:
             seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, bool) or not math.isfinite(seconds):
         shown = ascii(value)[:40]
-        raise UserError(f"{where}: {key}={shown} is no time; seconds or ISO 8601 are read")
+        raise UserError(
+            f"{where}: the time stamp {key}={shown} is not read; read are seconds, milliseconds or"
+            " ISO 8601"
+        )
     return seconds / next((per for least, per in UNITS if abs(seconds) > least), 1.0)
 
 

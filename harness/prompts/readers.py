@@ -6,6 +6,7 @@ damaged file. A reader yields (number, entry).
 
 import csv
 import gzip
+import itertools
 import logging
 import re
 import zlib
@@ -20,11 +21,13 @@ from harness.prompts.entries import (
     EXPECTED,
     IDS,
     LISTS,
+    PROMPTS,
     READ,
     TEXTS,
     Entry,
     Source,
     decoded,
+    decoded_values,
     prompt_of,
     some,
 )
@@ -34,6 +37,8 @@ from harness.records import Prompt, UserError
 MAX_CHARACTERS = 2**30
 MAX_LINE = 2**24
 MAX_PROMPTS = 200_000
+# A whole number as tables with empty cells are written
+WHOLE = re.compile(r"-?\d{1,15}\.0")
 _log = logging.getLogger(__name__)
 
 
@@ -96,7 +101,7 @@ def read_hub(config: PromptsConf) -> tuple[Prompt, ...]:
             raise UserError(f"{source.name}: give prompts.hub_split, one of {some(list(rows))}")
         rows = next(iter(rows.values()))
     names = list(rows.column_names)
-    wanted = [config.hub_column] if config.hub_column else [*LISTS, *TEXTS]
+    wanted = [config.hub_column] if config.hub_column else [*PROMPTS]
     if not set(wanted) & set(names):
         hint = "no such column" if config.hub_column else "no column of a known format"
         raise UserError(f"{source.name}: {hint}; give prompts.hub_column, one of {some(names)}")
@@ -161,8 +166,13 @@ def file_lines(path: Path, newline: str = "\n", *, bounded: bool = True) -> Iter
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(file_lines(path), start=1):
-        if line.strip():
+    """The objects of a file, one a line; a list, or an object of several lines, as in a .json."""
+    numbered = ((at, line) for at, line in enumerate(file_lines(path), start=1) if line.strip())
+    for first in itertools.islice(numbered, 1):
+        if first[1].lstrip().startswith("[") or first[1].strip() == "{":
+            yield from _json(path)
+            return
+        for number, line in itertools.chain([first], numbered):
             entry = decoded(line, f"{path}, line {number}")
             if not isinstance(entry, dict):
                 raise UserError(f"{path}, line {number}: not a JSON object; {EXPECTED}")
@@ -170,13 +180,17 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _json(path: Path) -> Iterator[tuple[int, Any]]:
-    """The entries of a list, or of the only list in an object, or one entry; a text is a prompt."""
+    """The entries of a list, of the only list in an object, or one after another, as in a .jsonl.
+
+    A text is a prompt.
+    """
     with _opened(path, "\n") as file:
         text = file.read(MAX_CHARACTERS + 1)
     if len(text) > MAX_CHARACTERS:
         raise UserError(f"{path}: more than {MAX_CHARACTERS:,} characters; split it")
-    content = decoded(text, str(path)) if text.strip() else []
-    if isinstance(content, dict) and not any(name in content for name in (*LISTS, *TEXTS)):
+    values = list(decoded_values(text, str(path)))
+    content = values[0] if len(values) == 1 else values
+    if isinstance(content, dict) and not any(name in content for name in PROMPTS):
         lists = [value for value in content.values() if isinstance(value, list)]
         if len(lists) != 1:
             raise UserError(f"{path}: an object with {len(lists)} lists in it, not one; {EXPECTED}")
@@ -220,6 +234,9 @@ def _cells(row: Mapping[str, str], where: str) -> Entry:
     for name in LISTS:
         if name in entry:
             entry[name] = decoded(entry[name], f"{where}, column {name}")
+    for name in (*IDS, "category"):
+        if WHOLE.fullmatch(entry.get(name, "")):
+            entry[name] = entry[name].removesuffix(".0")
     named = next(name for name in (*LISTS, *TEXTS) if name in row)
     return entry if any(name in entry for name in (*LISTS, *TEXTS)) else {**entry, named: ""}
 
@@ -231,7 +248,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            if not {*LISTS, *TEXTS} & set(names):
+            if not {*PROMPTS} & set(names):
                 raise UserError(f"{path}: its columns are {some(names)}; {EXPECTED}")
             _bounded(file.metadata, path)
             number = 0
