@@ -17,6 +17,7 @@ import pytest
 import torch
 from random_models import qwen3
 from runs import EXACT_FLAGS, ran
+from safetensors.torch import load_file, save_file
 from stubs import CPU, GREEDY, REQUEST, FunctionModel, assert_counts, decoded, text_of
 from test_verification import (
     VOCAB,
@@ -256,6 +257,44 @@ def assert_refused(folder: Path, kind: str, target: LoadedModel, root: Path, **c
     with pytest.raises(UserError) as refused:
         conf.spec.load(conf, target)
     return str(refused.value)
+
+
+def stored_otherwise(folder: Path, root: Path, how: str) -> Path:
+    """A copy of a head whose one file of weights is stored in another way."""
+    copied = Path(shutil.copytree(folder, root / how))
+    (file,) = copied.glob("*.safetensors")
+    tensors = load_file(file)
+    file.unlink()
+    if how == "another name":
+        save_file(tensors, copied / "head_of_target.safetensors", {"format": "pt"})
+        return copied
+    stem = "draft" if how == "shards of another name" else file.name.removesuffix(".safetensors")
+    shards = {name: f"{stem}-0000{1 + len(name) % 2}-of-00002.safetensors" for name in tensors}
+    for shard in {*shards.values()}:
+        part = {name: tensor for name, tensor in tensors.items() if shards[name] == shard}
+        save_file(part, copied / shard, {"format": "pt"})
+    if how != "shards without an index":
+        index = {"metadata": {}, "weight_map": shards}
+        (copied / f"{stem}.safetensors.index.json").write_text(json.dumps(index))
+    return copied
+
+
+STORED = ("shards", "another name", "shards of another name", "shards without an index")
+
+
+def assert_read_as_stored_otherwise(
+    folder: Path, kind: str, target: LoadedModel, root: Path, ways: Sequence[str] = STORED
+) -> None:
+    """Its weights are the same in every way, and so are its rounds."""
+
+    def weights(path: Path) -> list[Tensor]:
+        conf = DraftConf(name="head", kind=kind, id=str(path))
+        return conf.spec.load(conf, target).network.weights
+
+    expected = weights(folder)
+    for how in ways:
+        for one, other in zip(weights(stored_otherwise(folder, root, how)), expected, strict=True):
+            assert torch.equal(one, other), how
 
 
 # ---- all that a toy head and the production drafter can do ---------------------------------------

@@ -18,6 +18,7 @@ from checks_of_heads import (
     HeadContract,
     asked,
     assert_llamacpp_drafts_as_replayed,
+    assert_read_as_stored_otherwise,
     assert_refused,
     assert_replay_counts_the_loops_rounds,
     enumerate_all,
@@ -41,7 +42,7 @@ from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.lossless import distribution_tests
 from harness.measurement.target_texts import generate_texts
-from harness.models.cached import CachedModel
+from harness.models.cached import CachedModel, output_weight
 from harness.models.heads.base import BlockHead, Head, HeadNetwork
 from harness.models.heads.dflash import DFlashNetwork
 from harness.models.heads.medusa import MedusaNetwork
@@ -465,6 +466,60 @@ def test_medusa_heads_of_some_tokens_are_read_with_or_without_the_rows_of_the_ot
             torch.testing.assert_close(logits, expected)
 
 
+@pytest.mark.parametrize("layout", KINDS)
+def test_a_drafter_in_shards_or_in_a_file_of_another_name_is_read(
+    target: LoadedModel, folders: dict[str, Path], layout: str, tmp_path: Path
+) -> None:
+    assert_read_as_stored_otherwise(folders[layout], KINDS[layout], target, tmp_path)
+
+
+def test_medusa_heads_without_a_matrix_of_their_own_have_the_targets(
+    target: LoadedModel, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    tensors = load_file(folders["vllm"] / "model.safetensors")
+    blocks = {name: each for name, each in tensors.items() if name.startswith("blocks.")}
+    config = json.loads((folders["vllm"] / "config.json").read_text())
+    network = read(written(tmp_path, config, blocks), target, "medusa")
+    rows = torch.randn(3, 32)
+    expected = rows @ output_weight(target.network).T
+    torch.testing.assert_close(network.logits(rows, VOCABULARY, 1), expected)
+    own = sum(weight.numel() for weight in network.weights)
+    assert own == sum(tensor.numel() for tensor in blocks.values())
+    del config["original_lm_head"]
+    with pytest.raises(UserError, match="in a layout that is known"):
+        read(written(tmp_path, config, blocks), target, "medusa")
+
+
+def test_a_drafter_of_all_tokens_without_an_output_matrix_has_the_targets_or_its_own_embedding(
+    target: LoadedModel, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    config = json.loads((folders["speculators"] / "config.json").read_text())
+    tensors = load_file(folders["speculators"] / "model.safetensors")
+    del tensors["lm_head.weight"]
+    with pytest.raises(UserError, match=r"lacks lm_head.weight, and drafts 12 of 16 tokens"):
+        read(written(tmp_path, config, tensors), target, "dflash")
+    tensors["embed_tokens.weight"] = torch.randn(VOCABULARY, 32)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
+    for tied in (False, True):
+        layer = {**config["transformer_layer_config"], "tie_word_embeddings": tied}
+        made = {**config, "transformer_layer_config": layer, "draft_vocab_size": VOCABULARY}
+        network = read(written(tmp_path, made, tensors), target, "dflash")
+        assert isinstance(network, DFlashNetwork)
+        rows = torch.randn(3, 32)
+        matrix = tensors["embed_tokens.weight"] if tied else output_weight(target.network)
+        expected = network.norm(rows) @ matrix.T
+        torch.testing.assert_close(network.logits(rows, VOCABULARY, 0), expected)
+
+
+def test_a_setting_that_is_the_default_refuses_no_drafter(
+    target: LoadedModel, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    config = json.loads((folders["z-lab"] / "config.json").read_text())
+    config["dflash_config"]["use_aux_hidden_state"] = True
+    tensors = load_file(folders["z-lab"] / "model.safetensors")
+    read(written(tmp_path, config, tensors), target, "dflash")
+
+
 def test_a_block_can_be_shorter_than_the_drafters(
     target: LoadedModel, folders: dict[str, Path]
 ) -> None:
@@ -511,6 +566,8 @@ def test_a_drafter_for_another_target_is_refused(
                    "max_window_layers": 0}, "with layer_types: sliding_attention, which is not"),
         ("z-lab", {"dflash_config": {"mask_token_id": 15, "target_layer_ids": [0, 4],
                    "use_swa": True}}, "a DFlash drafter with use_swa, which is not read here"),
+        ("z-lab", {"dflash_config": {"mask_token_id": 15, "target_layer_ids": [0, 4],
+                   "use_aux_hidden_state": False}}, "DFlash drafter with use_aux_hidden_state: f"),
         ("z-lab", {"intermediate_size": 64}, "mlp.gate_proj.weight is .* makes it"),
         ("speculators", {"sample_from_anchor": True}, "with sample_from_anchor, which"),
         ("speculators", {"speculators_model_type": "dspark"}, "model_type dspark; read"),

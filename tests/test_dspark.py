@@ -13,6 +13,7 @@ from checks_of_heads import (
     VOCABULARY,
     HeadContract,
     assert_llamacpp_drafts_as_replayed,
+    assert_read_as_stored_otherwise,
     assert_refused,
     keeping,
     random_target,
@@ -234,6 +235,13 @@ def test_a_drafter_that_is_not_understood_is_refused_with_what_was_found(
 ) -> None:
     made = assert_refused(folders[layout], "dspark", target, tmp_path, **change)
     assert re.search(says, made)
+
+
+@pytest.mark.parametrize("layout", ["specforge", "speculators"])
+def test_a_drafter_in_shards_or_in_a_file_of_another_name_is_read(
+    target: LoadedModel, folders: dict[str, Path], layout: str, tmp_path: Path
+) -> None:
+    assert_read_as_stored_otherwise(folders[layout], "dspark", target, tmp_path)
 
 
 # ---- llama.cpp -----------------------------------------------------------------------------------

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from checks_of_heads import LAYERS, VOCABULARY, HeadContract, random_target
+from checks_of_heads import (
+    LAYERS,
+    VOCABULARY,
+    HeadContract,
+    assert_read_as_stored_otherwise,
+    random_target,
+)
 from runs import assert_replay_is_exact, ran, sample
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -183,6 +189,14 @@ def test_a_head_that_is_not_understood_or_for_another_target_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=says):
         read(save_head(tmp_path, **made), target)
+
+
+def test_a_head_in_shards_or_in_a_file_of_another_name_is_read(
+    target: LoadedModel, tmp_path: Path
+) -> None:
+    (tmp_path / "head").mkdir()
+    folder = save_head(tmp_path / "head", embedding=True)
+    assert_read_as_stored_otherwise(folder, "eagle", target, tmp_path)
 
 
 def test_a_pickle_is_read_where_it_may_be(target: LoadedModel, tmp_path: Path) -> None:

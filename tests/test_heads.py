@@ -1,7 +1,9 @@
 """EAGLE-3 heads: read in both layouts, lossless in the loop, and scored as the loop runs them."""
 
 import copy
+import json
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +14,20 @@ import pytest
 import torch
 from checks_of_heads import (
     LAYERS,
+    PROMPTS,
     SAMPLED,
     VOCABULARY,
     HeadContract,
     Tokens,
     asked,
+    assert_read_as_stored_otherwise,
     assert_refused,
     assert_replay_counts_the_loops_rounds,
     enumerate_all,
     keeping,
     number_of,
     random_target,
+    stored_otherwise,
 )
 from runs import assert_replay_is_exact, ran, sample
 from safetensors.torch import load_file, save_file
@@ -43,7 +48,7 @@ from harness.measurement.generations import run_trial
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import generate_texts
 from harness.models import memory, probe
-from harness.models.cached import CachedModel, SnapshotModel
+from harness.models.cached import CachedModel, SnapshotModel, output_weight
 from harness.models.heads.decoder_layer import LayerHead
 from harness.models.heads.dflash import load_dflash
 from harness.models.heads.eagle3 import Eagle3Network, load_eagle3
@@ -67,7 +72,12 @@ def target() -> LoadedModel:
     return random_target()
 
 
-def random_head(*, norm_before_residual: bool = False) -> Eagle3Network:
+def random_head(
+    *,
+    norm_before_residual: bool = False,
+    layers: Sequence[int] = (1, 3, 5),
+    drafted: int = DRAFTED,
+) -> Eagle3Network:
     """A head of the target's width that can draft three quarters of the tokens."""
     torch.manual_seed(4)
     config = LlamaConfig(
@@ -84,15 +94,15 @@ def random_head(*, norm_before_residual: bool = False) -> Eagle3Network:
     network = Eagle3Network(
         config,
         target_hidden=32,
-        layers=(1, 3, 5),
-        draft_vocabulary=DRAFTED,
+        layers=layers,
+        draft_vocabulary=drafted,
         vocabulary=VOCABULARY,
         norm_before_residual=norm_before_residual,
     )
     for weight in network.parameters():
         torch.nn.init.normal_(weight, 1.0 if weight.ndim == 1 else 0.0, 0.25)
-    kept = torch.randperm(VOCABULARY)[:DRAFTED].sort().values
-    network.d2t.copy_(kept - torch.arange(DRAFTED))
+    kept = torch.randperm(VOCABULARY)[:drafted].sort().values
+    network.d2t.copy_(kept - torch.arange(drafted))
     network.t2d.copy_(torch.zeros(VOCABULARY, dtype=torch.bool).index_fill_(0, kept, True))
     return network
 
@@ -359,6 +369,10 @@ def test_a_heads_vocabulary_is_the_targets_by_its_config_or_with_the_padding(
         ({"speculators_model_type": "dflash"}, "speculators_model_type dflash; read here are"),
         ({"norm_output": True}, "an EAGLE-3 head with norm_output, which is not read here"),
         ({"eagle_config": {"norm_before_fc": True}}, "head with norm_before_fc, which is not"),
+        (
+            {"eagle_config": {"use_aux_hidden_state": False}},
+            "an EAGLE-3 head with use_aux_hidden_state: false, which is not read here",
+        ),
         ({"logit_scale": 0.5}, "an EAGLE-3 head with logit_scale, which is not read here"),
         ({"intermediate_size": 64}, "midlayer.mlp.gate_proj.weight is .* its config.json makes it"),
     ],
@@ -407,6 +421,111 @@ def test_an_incomplete_head_is_refused(target: LoadedModel, tmp_path: Path) -> N
         read(tmp_path, target)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"no \*\.safetensors there|cannot be loaded"):
+        read(tmp_path, target)
+
+
+# Heads as others publish them
+
+
+@pytest.mark.parametrize("layout", ["specforge", "speculators"])
+def test_a_head_in_shards_or_in_a_file_of_another_name_is_read(
+    target: LoadedModel, layout: Layout, tmp_path: Path
+) -> None:
+    save_head(random_head(), tmp_path / "head", layout, "target")
+    assert_read_as_stored_otherwise(tmp_path / "head", "eagle3", target, tmp_path)
+
+
+def test_shards_that_are_missing_or_hold_a_tensor_twice_are_named(
+    target: LoadedModel, tmp_path: Path
+) -> None:
+    save_head(random_head(), tmp_path / "head", "specforge", "target")
+    folder = stored_otherwise(tmp_path / "head", tmp_path, "shards")
+    shard = "model-00002-of-00002.safetensors"
+    (folder / shard).unlink()
+    with pytest.raises(UserError, match=f"index.json names {shard}, which is not there; download"):
+        read(folder, target)
+    again = stored_otherwise(tmp_path / "head", tmp_path, "another name")
+    shutil.copy(again / "head_of_target.safetensors", again / "other.safetensors")
+    with pytest.raises(UserError, match=r"d2t is in other.safetensors and in another file; give"):
+        read(again, target)
+
+
+def without(folder: Path, *names: str, **tensors: Tensor) -> Path:
+    """The head without these tensors, and with others."""
+    file = folder / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(file).items() if name not in names}
+    save_file(kept | {f"{name}.weight": tensor for name, tensor in tensors.items()}, file)
+    return folder
+
+
+def changed(folder: Path, **entries: Any) -> Path:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+    return folder
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_of_all_tokens_without_an_output_matrix_has_the_targets_or_its_own_embedding(
+    target: LoadedModel, tied: bool, tmp_path: Path
+) -> None:
+    save_head(random_head(drafted=VOCABULARY), tmp_path, "specforge", "target")
+    embedding, output = torch.randn(VOCABULARY, 32), output_weight(target.network)
+    without(tmp_path, "lm_head.weight", "d2t", "t2d", embed_tokens=embedding)
+    network = read(changed(tmp_path, tie_word_embeddings=tied), target)
+    rows = torch.randn(3, 32)
+    with torch.inference_mode():
+        expected = network.norm(rows) @ (embedding if tied else output).T
+        torch.testing.assert_close(network.logits(rows, VOCABULARY, 0), expected)
+    own = sum(weight.numel() for weight in network.weights)
+    stored = load_file(tmp_path / "model.safetensors").values()
+    assert own == sum(tensor.numel() for tensor in stored)
+    assert_replay_counts_the_loops_rounds(
+        keeping(target, network.with_cache(VOCABULARY)),
+        network.with_cache(VOCABULARY),
+        (3,),
+        budget=40,
+    )
+
+
+def test_a_head_of_fewer_tokens_needs_its_output_matrix(
+    target: LoadedModel, tmp_path: Path
+) -> None:
+    save_head(random_head(), tmp_path, "specforge", "target")
+    without(tmp_path, "lm_head.weight")
+    with pytest.raises(UserError, match=r"lacks lm_head.weight, and drafts 12 of 16 tokens"):
+        read(tmp_path, target)
+    with pytest.raises(UserError, match=r"it lacks d2t, lm_head.weight; read here are"):
+        read(without(tmp_path, "d2t"), target)
+
+
+@pytest.mark.parametrize("where", ["top", "eagle_config"])
+@pytest.mark.parametrize("forward", [LeanModel, CachedModel])
+def test_the_last_boundary_is_the_output_of_the_last_layer_before_the_last_norm(
+    target: LoadedModel, where: str, forward: type[CachedModel], tmp_path: Path
+) -> None:
+    """As vLLM and SGLang read it; NVIDIA's heads name it in `eagle_config`."""
+    save_head(random_head(layers=(2, 4, LAYERS)), tmp_path, "specforge", "target")
+    if where == "eagle_config":
+        ids = {"eagle_aux_hidden_state_layer_ids": [2, 4, LAYERS]}
+        changed(tmp_path, eagle_aux_hidden_state_layer_ids=None, eagle_config=ids)
+    head = read(tmp_path, target).with_cache(VOCABULARY)
+    model, text = keeping(target, head, forward), list(PROMPTS[-1])
+    model.prefill(text)
+    assert model.states is not None
+    with torch.inference_mode():
+        expected = target.network(torch.tensor([text]), output_hidden_states=True).hidden_states
+        second, fourth, last = model.states.split(32, dim=1)
+        torch.testing.assert_close(second, expected[2][0], atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(fourth, expected[4][0], atol=2e-4, rtol=2e-4)
+        norm: Any = target.network.base_model.norm
+        assert not torch.allclose(last, expected[LAYERS][0], atol=1e-2)
+        torch.testing.assert_close(norm(last), expected[LAYERS][0], atol=2e-4, rtol=2e-4)
+    assert_replay_counts_the_loops_rounds(keeping(target, head, forward), head, (3,), budget=40)
+
+
+def test_layers_beyond_the_last_boundary_are_refused(target: LoadedModel, tmp_path: Path) -> None:
+    save_head(random_head(layers=(2, 4, LAYERS + 1)), tmp_path, "specforge", "target")
+    with pytest.raises(UserError, match=r"reads layers \[2, 4, 8\], and model=target has 7"):
         read(tmp_path, target)
 
 

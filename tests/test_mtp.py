@@ -358,6 +358,18 @@ def test_a_checkpoint_of_several_files_is_read(
         assert torch.equal(one, other)
 
 
+def test_a_checkpoint_in_a_file_of_another_name_is_read(
+    checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    folder = checkpoints["qwen3_5_text"].folder
+    target, _, head = opened(folder)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").rename(tmp_path / "all.safetensors")
+    again = load_mtp(DraftConf(name="mtp", kind="mtp", id=str(tmp_path)), target)
+    for one, other in zip(again.network.weights, head.network.weights, strict=True):
+        assert torch.equal(one, other)
+
+
 # Commands
 
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from checks_of_heads import VOCABULARY, HeadContract, random_target
+from checks_of_heads import (
+    STORED,
+    VOCABULARY,
+    HeadContract,
+    assert_read_as_stored_otherwise,
+    random_target,
+)
 from random_models import qwen3
 from runs import assert_replay_is_exact, ran
 from served_pair import embedded
@@ -78,6 +84,12 @@ def test_a_checkpoint_is_swept_and_its_rounds_are_those_replayed(tmp_path: Path)
     assert facts.architecture == "PARD"
     at_4 = [trial for trial in run.trials if trial.k == 4]
     assert all(trial.drafted == 4 * (trial.rounds or 0) for trial in at_4)
+
+
+def test_a_draft_in_shards_or_in_a_file_of_another_name_is_read(tmp_path: Path) -> None:
+    """As transformers reads them, so shards need an index."""
+    folder = checkpoint(tmp_path / "pard")
+    assert_read_as_stored_otherwise(folder, "pard", embedded("tiny"), tmp_path, STORED[:3])
 
 
 def test_a_pard_2_draft_is_said_to_be_run_without_the_targets_states(tmp_path: Path) -> None:

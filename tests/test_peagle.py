@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from checks_of_heads import VOCABULARY, HeadContract, assert_refused, random_target
+from checks_of_heads import (
+    VOCABULARY,
+    HeadContract,
+    assert_read_as_stored_otherwise,
+    assert_refused,
+    random_target,
+)
 from runs import sample
 from safetensors.torch import load_file
 from test_block_drafters import fitted, randomised, read, samples_of, written
@@ -159,6 +165,11 @@ def test_rows_are_those_of_llamas_layers_over_a_text_with_masks(
         ("speculators", {"mask_token_id": None}, "its config.json has no mask_token_id"),
         ("speculators", {"speculators_model_type": "eagle3"}, "speculators_model_type eagle3"),
         ("speculators", {"norm_before_fc": True}, "a P-EAGLE head with norm_before_fc, which is"),
+        (
+            "speculators",
+            {"use_aux_hidden_state": False},
+            "a P-EAGLE head with use_aux_hidden_state: false, which is not read here",
+        ),
         ("speculators", {"mask_token_id": 99}, "a vocabulary of 100, and model=target has 16"),
     ],
 )
@@ -171,6 +182,13 @@ def test_a_head_that_is_not_understood_is_refused_with_what_was_found(
     says: str,
 ) -> None:
     assert says in assert_refused(folders[layout], "peagle", target, tmp_path, **change)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_head_in_shards_or_in_a_file_of_another_name_is_read(
+    target: LoadedModel, folders: dict[str, Path], layout: str, tmp_path: Path
+) -> None:
+    assert_read_as_stored_otherwise(folders[layout], "peagle", target, tmp_path)
 
 
 def test_a_head_without_its_mask_state_is_refused(

@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from harness.models.memory import is_out_of_memory
+from harness.records import UserError
 
 # The names under which a forward may take its cache: transformers' from 5.24 on, and before, then
 # those of models that make their state themselves and return it (Mamba, xLSTM; RWKV)
@@ -33,6 +34,8 @@ FILL_POSITIONS = 4096
 # The head on the same hidden states repeats the same sums; soft caps and scales are far from that.
 SAME_LOGITS = {torch.float32: 1e-5, torch.float64: 1e-10}
 COARSE_SAME_LOGITS = 1e-3
+# Of the states that are kept, the output of the last layer before the last norm
+LAST_OUTPUT = -1
 # Enough to compare, and never the logits of a long prompt.
 SAMPLE_TOKENS = 16
 
@@ -119,7 +122,8 @@ class CachedModel:
         """Store, from now on, the inputs of these layers (from 0) in `states`, side by side.
 
         They are the residual stream, before any norm: entry i of transformers' hidden_states. The
-        entry after the last layer is the input of the output head, after the last norm.
+        entry after the last layer is the input of the output head, after the last norm;
+        `LAST_OUTPUT` is the output of the last layer, before that norm.
         """
         self._kept_layers, self.states = tuple(layers), None
 
@@ -229,14 +233,39 @@ class CachedModel:
         if self.positions:
             places = torch.arange(self._length, end, device=tokens.device)
             inputs["position_ids"] = places.expand(tokens.shape)
-        output = self.network(**inputs)
+        with self._last_output() as last:
+            output = self.network(**inputs)
         if self.makes_state:
             self._cache = getattr(output, self.cache_argument)
         if self._kept_layers:
-            kept = [output.hidden_states[layer][0] for layer in self._kept_layers]
+            kept = [
+                (last[0] if layer == LAST_OUTPUT else output.hidden_states[layer])[0]
+                for layer in self._kept_layers
+            ]
             self.states = torch.cat(kept, dim=-1)
         self._length = end
         return output.logits[..., : self.vocab_size]
+
+    @contextmanager
+    def _last_output(self) -> Iterator[list[Tensor]]:
+        """A list for the last layer's output [B, n, hidden] of a forward, where it is kept."""
+        outputs: list[Tensor] = []
+        if LAST_OUTPUT not in self._kept_layers:
+            yield outputs
+            return
+        layers: Any = getattr(self.network.get_decoder(), "layers", None)
+        if layers is None:
+            raise UserError(
+                f"a head reads the output of the last layer, which is not read of a model of the "
+                f"type {self.network.config.model_type}; give a head that reads earlier layers"
+            )
+        hook = layers[-1].register_forward_hook(
+            lambda _, __, given: outputs.append(given[0] if isinstance(given, tuple) else given)
+        )
+        try:
+            yield outputs
+        finally:
+            hook.remove()
 
 
 class SnapshotModel(CachedModel):

@@ -10,14 +10,19 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from huggingface_hub import get_token
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, StrictDataclassError
+from huggingface_hub import get_token, list_repo_files
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, modeling_utils
 from transformers.utils import logging as hf_logging
@@ -73,6 +78,9 @@ GGUF = (
     "weights in GGUF, the format of llama.cpp, and the harness runs transformers; give the folder "
     "or hub id of the original (config.json and *.safetensors)"
 )
+
+# The files of weights that transformers saves, and how the name of an index of their shards ends
+WEIGHTS, PICKLED, INDEX = "model.safetensors", "pytorch_model.bin", ".index.json"
 
 # Patterns of the files of tokenizers
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.vocab", "*.tiktoken", "tekken.json")
@@ -235,6 +243,73 @@ def file_of(source: str, name: str, conf: ModelConf, **options: Any) -> Path | N
     options = {"_raise_exceptions_for_missing_entries": False, **options}
     found = cached_file(source, name, revision=conf.revision, **options)
     return None if found is None else Path(found)
+
+
+def weight_files(
+    conf: ModelConf,
+    source: str,
+    names: Sequence[str] = (WEIGHTS,),
+    wanted: Callable[[str], bool] = lambda _: True,
+) -> list[Path]:
+    """The files of a checkpoint's weights; of indexed shards those with a wanted tensor.
+
+    They are the first of `names` that is there, as one file or as an index of shards; otherwise the
+    *.safetensors of other names.
+
+    Raises:
+        OSError: there is none.
+        UserError: a file that an index names is not there.
+    """
+    for name in names:
+        file = file_of(source, name, conf)
+        if file is not None:
+            return [file]
+        if small_file(source, name + INDEX, conf) is not None:
+            return _shards(conf, source, name + INDEX, wanted)
+    others = _other_weights(conf, source)
+    if not others:
+        raise OSError(f"no file named {WEIGHTS} in {source}")
+    if others[0].endswith(INDEX):
+        return _shards(conf, source, others[0], wanted)
+    return [file for name in others if (file := file_of(source, name, conf))]
+
+
+def other_name(conf: ModelConf, source: str) -> str | None:
+    """The one *.safetensors, or index of these, of a folder without weights of the usual names."""
+    usual = (WEIGHTS, PICKLED)[: 1 + conf.allow_pickle]
+    names = [name for part in usual for name in (part, part + INDEX)]
+    if not Path(source).is_dir() or any((Path(source) / name).is_file() for name in names):
+        return None
+    others = _other_weights(conf, source)
+    return others[0] if len(others) == 1 else None
+
+
+def _other_weights(conf: ModelConf, source: str) -> list[str]:
+    """The name of the one index of *.safetensors, or the names of all of these files."""
+    folder = Path(source)
+    try:
+        names = [] if folder.is_dir() else list_repo_files(source, revision=conf.revision)
+    except OfflineModeIsEnabled:
+        cached = file_of(source, "config.json", conf)
+        folder, names = (folder if cached is None else cached.parent), []
+    names = names or [path.name for path in folder.glob("*")]
+    of_weights = sorted(name for name in names if "/" not in name)
+    indexes = [name for name in of_weights if name.endswith(f".safetensors{INDEX}")]
+    files = [name for name in of_weights if name.endswith(".safetensors")]
+    return indexes if len(indexes) == 1 else files
+
+
+def _shards(conf: ModelConf, source: str, index: str, wanted: Callable[[str], bool]) -> list[Path]:
+    files: Mapping[str, str] = (small_file(source, index, conf) or {})["weight_map"]
+    shards: list[Path] = []
+    for name in sorted({file for tensor, file in files.items() if wanted(tensor)}):
+        shard = file_of(source, name, conf)
+        if shard is None:
+            raise UserError(
+                f"{conf.where}: {index} names {name}, which is not there; download or save it again"
+            )
+        shards.append(shard)
+    return shards
 
 
 @contextmanager

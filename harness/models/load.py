@@ -36,6 +36,7 @@ from harness.models.checkpoint import (
     check_quantized,
     check_source,
     explained,
+    other_name,
     quiet_transformers,
     without_warm_up,
 )
@@ -191,6 +192,8 @@ def load(
         config: Any = AutoConfig.from_pretrained(source, **_hub(conf))
         stored, dtype = getattr(config, "dtype", None), _resolved_dtype(conf, device, config)
         options["dtype"] = dtype or "auto"
+        if name := other_name(conf, source):
+            config.transformers_weights, options["config"] = name, config
         # With this, tensors of wrong sizes are returned by name instead of raised without a name
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, **_hub(conf), **options, output_loading_info=True, ignore_mismatched_sizes=True

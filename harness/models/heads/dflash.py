@@ -51,7 +51,13 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.heads.base import BlockHead, HeadNetwork, LoadedHead, in_target_ids
-from harness.models.heads.files import HeadFiles, found_in, head_config, is_of
+from harness.models.heads.files import (
+    HeadFiles,
+    check_reads_states,
+    found_in,
+    head_config,
+    is_of,
+)
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
@@ -308,7 +314,7 @@ DFLASH = (
 )
 # Entries of dflash_config that are read; other ones, with other values than these, would change the
 # arithmetic
-READ = frozenset({"mask_token_id", "target_layer_ids", "block_size"})
+READ = frozenset({"mask_token_id", "target_layer_ids", "block_size", "use_aux_hidden_state"})
 PLAIN = (None, False, 0, "dflash")
 
 
@@ -356,8 +362,9 @@ def load_dflash(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """
     files = HeadFiles(conf, target, *DFLASH)
     with explained(conf):
-        block = _block_config(head_config(conf), files)
-        block = block.cut(conf)
+        config = head_config(conf)
+        check_reads_states(config, files.where, files.kind)
+        block = _block_config(config, files).cut(conf)
         network = filled(DFlashNetwork, block, files.tensors(), files)
         facts = {"architecture": "DFlash", "layout": block.layout, "block": block.block}
         return files.loaded(network, facts, block.layer.max_position_embeddings)
@@ -451,8 +458,9 @@ def filled(
         raise files.other_vocabulary(block.mask_token + 1)
     d2t, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
     ids = None if d2t is None else files.check_ids(d2t + torch.arange(len(d2t)))
-    drafted = vocabulary if ids is None else len(ids)
-    embed, own_embedding, output = files.matrices(tensors, block.layer.hidden_size, drafted)
+    embed, own_embedding, output = files.matrices(
+        tensors, block.layer.hidden_size, ids, tied=bool(block.layer.tie_word_embeddings)
+    )
     network = kind(
         block.layer,
         target_hidden=of_target.hidden_size,

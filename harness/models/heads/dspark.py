@@ -47,7 +47,7 @@ from harness.models.heads.dflash import (
     filled,
     of_speculators,
 )
-from harness.models.heads.files import HeadFiles, found_in, head_config
+from harness.models.heads.files import HeadFiles, check_reads_states, found_in, head_config
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
@@ -179,6 +179,7 @@ def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     files = HeadFiles(conf, target, *DSPARK)
     with explained(conf):
         config = head_config(conf)
+        check_reads_states(config, files.where, files.kind)
         nested = [config.get(name) or {} for name in NESTED]
         settings = {**config, **nested[0], **nested[1]}
         block = _block_config(config, nested, settings, files).cut(conf)

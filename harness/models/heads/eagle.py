@@ -134,14 +134,14 @@ def _config(config: Mapping[str, Any], where: str) -> LlamaConfig:
 
 def _network(config: LlamaConfig, tensors: dict[str, Tensor], files: HeadFiles) -> EagleNetwork:
     """The head with its weights, after all comparisons with the target."""
-    hidden, vocabulary = config.hidden_size, files.target.vocab_size
+    hidden = config.hidden_size
     if hidden != files.target_config.hidden_size:
         raise files.other_target(
             f"it has a hidden size of {hidden}, and {files.target_name} one of"
             f" {files.target_config.hidden_size}"
         )
     files.check_vocabulary(config.vocab_size)
-    embed, own_embedding, output = files.matrices(tensors, hidden, vocabulary)
+    embed, own_embedding, output = files.matrices(tensors, hidden)
     network = EagleNetwork(
         config,
         target_layers=files.target_config.num_hidden_layers,

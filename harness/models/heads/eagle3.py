@@ -11,7 +11,11 @@ SpecForge and vllm-project/speculators).
 Two layouts are read. SpecForge's (SGLang) is a config of the layer itself with `architectures:
 [LlamaForCausalLMEagle3]`, and tensors `midlayer.*`. That of vllm-project/speculators has
 `speculators_model_type: eagle3`, the layer's config under `transformer_layer_config`, and tensors
-`layers.0.*`.
+`layers.0.*`. Without `lm_head` the target's output matrix serves, or the head's own embedding where
+the two are tied (`llama_eagle3.py` of SGLang).
+
+Layer ids may end with the last boundary: the output of the last layer, before the last norm (vLLM's
+`EagleModelMixin`; sgl-project/sglang#32334 for nvidia/gpt-oss-120b-Eagle3-v3).
 """
 
 import re
@@ -25,6 +29,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from harness.config import ModelConf
+from harness.models.cached import LAST_OUTPUT
 from harness.models.checkpoint import explained
 from harness.models.heads.base import LoadedHead, in_target_ids
 from harness.models.heads.decoder_layer import (
@@ -34,7 +39,13 @@ from harness.models.heads.decoder_layer import (
     Projected,
     shape_of_layer,
 )
-from harness.models.heads.files import HeadFiles, found_in, head_config, unknown_layout
+from harness.models.heads.files import (
+    HeadFiles,
+    check_reads_states,
+    found_in,
+    head_config,
+    unknown_layout,
+)
 from harness.models.load import LoadedModel
 from harness.records import UserError
 from harness.theory.architecture import HeadArchitecture
@@ -65,6 +76,7 @@ class Eagle3Network(LayerNetwork):
 
     Attributes:
         norm_before_residual: whether the residual is the feature after `hidden_norm`.
+        lm_head: its output matrix, or the target's.
         d2t: [draft vocabulary] the target's id of each token, minus its own.
         t2d: [V] which of the target's tokens it can draft.
     """
@@ -81,13 +93,15 @@ class Eagle3Network(LayerNetwork):
         draft_vocabulary: int,
         vocabulary: int,
         norm_before_residual: bool,
+        output: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        """With this output, the target's given as its `__call__`, or a new matrix."""
         super().__init__(config, layers, len(layers) * target_hidden)
         self.norm_before_residual = norm_before_residual
         self.fc = nn.Linear(self.width, config.hidden_size, bias=False)
         self.midlayer = _Layer(config, self.head_dim)
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, draft_vocabulary, bias=False)
+        self.lm_head: Any = output or nn.Linear(config.hidden_size, draft_vocabulary, bias=False)
         self.register_buffer("d2t", torch.zeros(draft_vocabulary, dtype=torch.long))
         self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool))
 
@@ -132,7 +146,9 @@ class Layout:
     """The configuration of a head, from its config.json.
 
     Attributes:
-        layers: the target's layers whose inputs are read; None: the default ones.
+        layers: the target's layers whose inputs are read, the number of layers being the output of
+            the last; None: the default ones.
+        of_outputs: whether `layers` were given as the layers whose outputs are read.
         norm_before_residual: see `Eagle3Network`.
         vocabulary: size of the target's vocabulary; None where the config does not say.
         draft_vocabulary: number of tokens that it can draft; None: the target's vocabulary.
@@ -141,6 +157,7 @@ class Layout:
     name: str
     layer: LlamaConfig
     layers: tuple[int, ...] | None
+    of_outputs: bool
     norm_before_residual: bool
     vocabulary: int | None
     draft_vocabulary: int | None
@@ -207,13 +224,14 @@ def layout_of(
     """
     of_eagle = config.get("eagle_config") or {}
     settings = {**config, **of_eagle}
+    check_reads_states(config, where, what)
     unread = [name for name in UNREAD if settings.get(name)]
     unread += ["logit_scale"] if settings.get("logit_scale", 1.0) != 1.0 else []
     if unread:
         raise UserError(
             f"{where}: {what} with {', '.join(unread)}, which is not read here; give one without"
         )
-    layers = _layer_ids(config.get("eagle_aux_hidden_state_layer_ids"), 0)
+    layers, of_outputs = _layer_ids(config.get("eagle_aux_hidden_state_layer_ids"), 0), False
     normed = bool(config.get("norm_before_residual", norm_before_residual))
     if config.get("speculators_model_type"):
         name, layer = "speculators", config.get("transformer_layer_config")
@@ -222,9 +240,11 @@ def layout_of(
     else:
         name, layer = "specforge", config
         # As in SGLang, whose numbers are those of the layers whose outputs are read
-        layers = layers or _layer_ids(of_eagle.get("eagle_aux_hidden_state_layer_ids"), 1)
+        if layers is None:
+            layers = _layer_ids(of_eagle.get("eagle_aux_hidden_state_layer_ids"), 1)
+            of_outputs = layers is not None
     vocabulary, drafted = layer.get("vocab_size"), config.get("draft_vocab_size")
-    return Layout(name, LlamaConfig(**layer), layers, normed, vocabulary, drafted)
+    return Layout(name, LlamaConfig(**layer), layers, of_outputs, normed, vocabulary, drafted)
 
 
 def _layer_ids(given: Any, shift: int) -> tuple[int, ...] | None:
@@ -242,26 +262,34 @@ def filled(
 ) -> Network:
     """The head with its weights, after all comparisons with the target."""
     config, vocabulary = files.target_config, files.target.vocab_size
-    layers = layout.layers or default_layers(config.num_hidden_layers)
-    if min(layers) < 0 or max(layers) >= config.num_hidden_layers or len(set(layers)) < len(layers):
+    last = config.num_hidden_layers
+    layers = layout.layers or default_layers(last)
+    if layout.of_outputs and max(layers) == last + 1:
+        # NVIDIA's gpt-oss heads number inputs there, too ([24, 30, 36] of 36 layers)
+        layers = tuple(layer - 1 for layer in layers)
+    if min(layers) < 0 or max(layers) > last or len(set(layers)) < len(layers):
         raise files.other_layers(layers, "" if layout.layers else " by default")
     files.check_width(tensors, layers)
     files.check_vocabulary(layout.vocabulary)
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     if t2d is not None and len(t2d) != vocabulary:
         raise files.other_vocabulary(len(t2d))
-    if d2t is None and "lm_head.weight" in tensors and len(tensors["lm_head.weight"]) != vocabulary:
-        raise files.other_vocabulary(len(tensors["lm_head.weight"]))
+    ids = None if d2t is None else files.check_ids(d2t + torch.arange(len(d2t)))
+    no_matrix = ids is None and "lm_head.weight" not in tensors
+    if no_matrix and layout.draft_vocabulary not in (None, layout.vocabulary, vocabulary):
+        raise files.unknown_layout("it lacks d2t, lm_head.weight")
+    hidden, tied = layout.layer.hidden_size, bool(layout.layer.tie_word_embeddings)
+    embed, own_embedding, output = files.matrices(tensors, hidden, ids, tied=tied)
     network = kind(
         layout.layer,
         target_hidden=config.hidden_size,
-        layers=layers,
+        # As engines read it: before the last norm
+        layers=[LAST_OUTPUT if layer == last else layer for layer in layers],
         draft_vocabulary=vocabulary if d2t is None else len(d2t),
         vocabulary=vocabulary,
         norm_before_residual=layout.norm_before_residual,
+        output=output,
     )
-    embed, own_embedding = files.embedding(tensors, layout.layer.hidden_size)
     network.embed_tokens, network.own_embedding = embed, own_embedding
-    files.fill(network, tensors, given=("embed_tokens.",), optional=("d2t", "t2d"))
-    files.check_ids(network.d2t + torch.arange(len(network.d2t)))
+    files.fill(network, tensors, given=("embed_tokens.", "lm_head."), optional=("d2t", "t2d"))
     return network

@@ -15,14 +15,20 @@ from torch import Tensor, nn
 
 from harness.config import ModelConf
 from harness.engine_facts.draft_kinds import DRAFTS
-from harness.models.checkpoint import explained, file_of, quiet_transformers
+from harness.models.checkpoint import (
+    PICKLED,
+    WEIGHTS,
+    explained,
+    file_of,
+    quiet_transformers,
+    weight_files,
+)
 from harness.models.heads.base import LoadedHead
 from harness.models.load import LoadedModel, source_of
 from harness.models.memory import MemoryNeed, check_fits
 from harness.models.stored_quantized import check_tensors, names_and_dtypes
 from harness.records import UserError, first_line
 
-WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 # Names of tensors that only training needs
 UNUSED = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
 
@@ -48,20 +54,26 @@ class HeadFiles:
     ) -> dict[str, Tensor]:
         """The weights by name, without the prefix `model.` and without tensors for training.
 
-        They are read from the first existing file, pickles only if these may be read.
+        They are read from the first of these that is there, as one file or in shards, pickles only
+        if these may be read; otherwise from the *.safetensors of other names.
 
         Raises:
-            UserError: there is no such file, or it cannot be read.
+            UserError: there is no such file, one cannot be read, or two have the same tensor.
         """
-        conf, source = self.conf, source_of(self.conf)
+        conf = self.conf
+        names = (*files, *(pickles if conf.allow_pickle else ()))
+        tensors: dict[str, Tensor] = {}
         with quiet_transformers(), explained(conf):
-            names = (*files, *(pickles if conf.allow_pickle else ()))
-            found = (file_of(source, name, conf) for name in names)
-            file = next((path for path in found if path is not None), None)
-            if file is None:
-                raise OSError(f"no file named {files[-1]} in {source}")
-            pickled = file.name in pickles
-            tensors = torch.load(file, weights_only=True) if pickled else load_file(file)
+            for file in weight_files(conf, source_of(conf), names):
+                safe = file.suffix == ".safetensors"
+                read = load_file(file) if safe else torch.load(file, weights_only=True)
+                twice = sorted(tensors.keys() & read.keys())
+                if twice:
+                    raise UserError(
+                        f"{self.where}: {twice[0]} is in {file.name} and in another file; give a "
+                        f"folder with one *.safetensors, or name the one to read {files[-1]}"
+                    )
+                tensors |= read
             check_tensors(self.where, names_and_dtypes(tensors))
         return {
             name.removeprefix("model."): tensor
@@ -125,11 +137,14 @@ class HeadFiles:
         """The head's own matrix [rows, hidden], removed from `tensors`; None if it uses `shared`.
 
         Raises:
-            UserError: its own matrix has another vocabulary, or `shared` another hidden size.
+            UserError: its own matrix has another vocabulary or hidden size, or `shared` another
+                hidden size.
         """
         own, of_target = tensors.pop(name, None), shared.weight.shape[1]
         if own is not None and len(own) != rows:
             raise self.other_vocabulary(len(own), rows)
+        if own is not None and own.shape[1] != hidden:
+            raise self._other_shape(name, own, [rows, hidden])
         if own is None and of_target != hidden:
             raise UserError(
                 f"{self.where}: it has no {name} of its own and a hidden size of {hidden}, and "
@@ -145,20 +160,44 @@ class HeadFiles:
         return (shared, False) if own is None else (nn.Embedding.from_pretrained(own), True)
 
     def matrices(
-        self, tensors: dict[str, Tensor], hidden: int, drafted: int
+        self,
+        tensors: dict[str, Tensor],
+        hidden: int,
+        ids: Tensor | None = None,
+        *,
+        tied: bool = False,
     ) -> tuple[nn.Module, bool, Callable[[Tensor], Tensor]]:
-        """The embedding, whether it is the head's own, and the function to `drafted` logits.
+        """The embedding, whether it is the head's own, and the function to the logits.
 
-        The head's own matrices are removed from `tensors`. The target's output matrix is returned
-        as its `__call__`, since it must be no submodule of a head.
+        The head's own matrices are removed from `tensors`. One without an output matrix has that of
+        its own embedding where it is tied to it, otherwise the target's, which is returned as its
+        `__call__`, since it must be no submodule of a head.
+
+        Args:
+            tensors: the head's weights.
+            hidden: its hidden size.
+            ids: the target's ids of the tokens that it can draft; None: all.
+            tied: whether its output matrix is its embedding.
+
+        Raises:
+            UserError: a matrix is of another size, or it has no output matrix and drafts other
+                tokens than all of the target's.
         """
         embed, own_embedding = self.embedding(tensors, hidden)
-        output: Any = self.target.network.get_output_embeddings()
-        own_output = self.own_matrix(tensors, "lm_head.weight", output, drafted, hidden)
-        if own_output is None:
-            return embed, own_embedding, output.__call__
-        made = nn.Linear(own_output.shape[1], len(own_output), bias=False, device="meta")
-        made.weight = nn.Parameter(own_output, requires_grad=False)
+        vocabulary = self.target.vocab_size
+        shared: Any = (
+            embed if tied and own_embedding else self.target.network.get_output_embeddings()
+        )
+        drafted = vocabulary if ids is None else len(ids)
+        output = self.own_matrix(tensors, "lm_head.weight", shared, drafted, hidden)
+        if output is None and ids is not None and ids.tolist() != [*range(vocabulary)]:
+            raise self.unknown_layout(
+                f"it lacks lm_head.weight, and drafts {drafted} of {vocabulary} tokens"
+            )
+        if output is None and shared is not embed:
+            return embed, own_embedding, shared.__call__
+        made = nn.Linear(hidden, drafted, bias=False, device="meta")
+        made.weight = shared.weight if output is None else nn.Parameter(output, requires_grad=False)
         return embed, own_embedding, made
 
     def fill(
@@ -186,11 +225,14 @@ class HeadFiles:
             raise self.unknown_layout(f"it {what} {', '.join((missing or left)[:3])}")
         for name, made in wanted.items():
             if name in tensors and tensors[name].shape != made.shape:
-                raise UserError(
-                    f"{self.where}: {name} is {list(tensors[name].shape)}, and its config.json "
-                    f"makes it {list(made.shape)}; give a folder whose files belong together"
-                )
+                raise self._other_shape(name, tensors[name], made.shape)
         network.load_state_dict(dict(tensors), strict=False)
+
+    def _other_shape(self, name: str, tensor: Tensor, shape: Sequence[int]) -> UserError:
+        return UserError(
+            f"{self.where}: {name} is {list(tensor.shape)}, and its config.json "
+            f"makes it {list(shape)}; give a folder whose files belong together"
+        )
 
     def loaded(
         self, network: Any, facts: Mapping[str, Any], context_tokens: int | None
@@ -253,6 +295,16 @@ def unknown_layout(where: str, kind: str, layouts: str, found: str) -> UserError
     return UserError(
         f"{where}: not {kind} in a layout that is known: {found}; read here are {layouts}"
     )
+
+
+def check_reads_states(config: Mapping[str, Any], where: str, kind: str) -> None:
+    """Refuse a head whose config.json or a section of it says that it reads no inner layers."""
+    sections = [config, *(part for part in config.values() if isinstance(part, Mapping))]
+    if any(section.get("use_aux_hidden_state") is False for section in sections):
+        raise UserError(
+            f"{where}: {kind} with use_aux_hidden_state: false, which is not read here; give one "
+            "that reads the target's inner layers"
+        )
 
 
 def is_of(config: Mapping[str, Any], kind: str) -> bool:

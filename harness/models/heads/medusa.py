@@ -15,12 +15,12 @@ Two layouts are published, told by the names of their tensors:
   configs give another number of heads than the file has, so the tensors are counted.
 - vLLM's (`model_executor/models/medusa.py`): `model_type: medusa`, model.safetensors with
   `blocks.{head}.layers.{layer}.weight` and `lm_heads.{head}.weight`. With `original_lm_head` one
-  matrix, `lm_head.weight` or `lm_heads.0.weight`, serves all heads; with `token_map` they draft
-  these tokens alone, the rows of the others being there or not.
+  matrix, `lm_head.weight` or `lm_heads.0.weight`, serves all heads, or the target's where there is
+  none; with `token_map` they draft these tokens alone, the rows of the others being there or not.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -76,15 +76,19 @@ class MedusaNetwork(HeadNetwork):
         token_map: Tensor | None = None,
         bias: bool = True,
         one_output: bool = False,
+        of_target: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Heads of `depth` residual blocks; one vocabulary matrix for all, or one for each."""
+        """Heads of `depth` residual blocks; one vocabulary matrix for all, or one for each.
+
+        The target's matrix is given as its module's `__call__`, so that it is no submodule.
+        """
         super().__init__()
         self.layers, self.drafts, self.width = (target_layers,), heads, hidden
         self.blocks = nn.ModuleList(_Residual(hidden, depth, bias=bias) for _ in range(heads))
         outputs = [nn.Linear(hidden, draft_vocabulary, bias=False)] * heads
         if not one_output:
             outputs = [nn.Linear(hidden, draft_vocabulary, bias=False) for _ in range(heads)]
-        self.lm_heads = nn.ModuleList(outputs)
+        self.lm_heads: Any = [of_target] * heads if of_target else nn.ModuleList(outputs)
         self.register_buffer("token_map", token_map, persistent=False)
 
     def with_cache(self, vocab_size: int) -> "MedusaHead":
@@ -166,6 +170,10 @@ def _medusa(
     if one is not None:
         tensors |= {f"lm_heads.{head}.weight": one for head in range(heads)}
     output, token_map = tensors.get("lm_heads.0.weight"), tensors.pop("token_map", None)
+    shared: Any = None
+    if output is None and token_map is None and config.get("original_lm_head"):
+        shared = files.target.network.get_output_embeddings()
+        output = shared.weight[: files.target.vocab_size]
     if not found or output is None or config.get("logit_scale", 1.0) != 1.0:
         raise files.unknown_layout(found_in(config))
     hidden = files.target_config.hidden_size
@@ -192,6 +200,7 @@ def _medusa(
         token_map=token_map,
         bias=any(name.endswith(".bias") for name in tensors),
         one_output=one is not None,
+        of_target=None if shared is None else shared.__call__,
     )
     files.fill(network, tensors)
     return network

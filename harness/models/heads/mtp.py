@@ -27,7 +27,6 @@ experts and rotary positions are transformers'. Row t is at position t of that n
 
 import copy
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,11 +34,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils.hub import cached_file
 
 from harness.config import ModelConf
 from harness.models.cached import cache_argument
-from harness.models.checkpoint import explained, quiet_transformers, small_file
+from harness.models.checkpoint import explained, quiet_transformers, weight_files
 from harness.models.heads.base import ChainHead, HeadNetwork, LoadedHead
 from harness.models.load import LoadedModel, check_on_one_device, source_of
 from harness.models.memory import MemoryNeed, check_fits
@@ -80,7 +78,6 @@ PROJECTION = ("fc.weight", "norm_embedding.weight", "norm_hidden.weight")
 SHARED = ("embed_tokens.weight", "lm_head.weight")
 REPLACED = ("model.embed_tokens.", "lm_head.")
 SHOWN = 3
-INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 
 
 class MtpNetwork(HeadNetwork):
@@ -263,17 +260,10 @@ def load_mtp(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 def _tensors(source: str, conf: ModelConf, layers: int) -> tuple[dict[str, Tensor], set[str]]:
     """The tensors of MTP layers by their names in `MtpNetwork`, and the names of these layers."""
-    index = small_file(source, INDEX, conf)
-    files = (
-        {WEIGHTS}
-        if index is None
-        else {file for name, file in index["weight_map"].items() if _part_of(name, layers)}
-    )
     tensors: dict[str, Tensor] = {}
     found: set[str] = set()
-    for file in sorted(files):
-        local = Path(source) / file
-        path = local if local.parent.is_dir() else cached_file(source, file, revision=conf.revision)
+    files = weight_files(conf, source, wanted=lambda name: _part_of(name, layers) is not None)
+    for path in files:
         with safe_open(str(path), framework="pt") as stored:
             for name in stored.keys():  # noqa: SIM118  # not a dict
                 match = _part_of(name, layers)

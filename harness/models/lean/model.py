@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from harness.models.cached import CachedModel
+from harness.models.cached import LAST_OUTPUT, CachedModel
 from harness.models.lean.layers import heads_of, mlp, project, project_onto, rms_norm, unfold
 from harness.models.lean.weights import Weights, rotary_tables, weights_of
 
@@ -134,6 +134,7 @@ class LeanModel(CachedModel):
             x = project_onto(x, unfold(attended, count), layer.output)
             x = mlp(x, layer, weights.eps)
         self._length = end
+        states[LAST_OUTPUT] = x
         if len(weights.layers) in self._kept_layers:
             states[len(weights.layers)] = rms_norm(x, weights.norm, weights.eps)
         kept = [states[index] for index in self._kept_layers]
