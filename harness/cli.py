@@ -17,6 +17,7 @@ implementation when its configuration has been read.
 import difflib
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -39,6 +40,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness import PACKAGE
+from harness.command_words import as_typed
+from harness.command_words import command as command_line
 from harness.commands.key_help import help_of_keys
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Interrupted, Outcome
@@ -101,8 +104,8 @@ REMOVED = {
 }
 # Of a word that Hydra cannot parse: what to type instead
 QUOTING = (
-    "A value with a comma, bracket or quote is quoted for the shell and once more:"
-    " \"key='...'\", as \"prompts.files=['my prompts (1).jsonl']\""
+    "A value with a comma, bracket or quote is quoted for the shell and once more, as"
+    f" {as_typed('prompts.files', ['my prompts (1).jsonl'])}"
 )
 # transformers imports torchao where it is installed, which warns of kernels for other machines
 NOISY_ON_IMPORT = ("torchao", "torch.utils._pytree")
@@ -217,7 +220,9 @@ def _report_interruption(stop: KeyboardInterrupt) -> int:
     folder = next(reversed(lock.held()), None)
     consequence = "no run had begun"
     if folder is not None:
-        consequence = f"finished generations are stored; resume={folder} continues the run"
+        consequence = (
+            f"finished generations are stored; {as_typed('resume', folder)} continues the run"
+        )
     _say(f"error: interrupted by {signal.Signals(number).name}; {consequence}")
     return SIGNALLED + number
 
@@ -298,7 +303,7 @@ def run_job(command: str, config: DictConfig, words: Sequence[str]) -> int:
     if outcome.error is not None:
         text = (
             f"{outcome.reason}; what was measured is stored, and this renders it again: "
-            f"python -m harness.report run={outcome.folder}"
+            f"{command_line('report', as_typed('run', outcome.folder))}"
         )
         _report(outcome.error, outcome.status, config, text)
     try:
@@ -341,9 +346,11 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
             full.append(word)  # an option of Hydra's, or its value
             continue
         if "=" not in word and not word.startswith("~"):
-            whole = f"{before} {word}"[:MOST_CHARACTERS]
-            quoted = f"; a value with a space is quoted: '{whole}'" if before else ""
+            key, _, begun = before.partition("=")
+            whole = as_typed(key, f"{begun} {word}"[:MOST_CHARACTERS])
+            quoted = f"; a value with a space is quoted: {whole}" if before else ""
             raise UserError(f"{word[:MOST_CHARACTERS]!r}: not of the form key=value{quoted}")
+        _refuse_unreadable(word, parser)
         full += [_as_list(part, names, parser, several=several) for part in _in_group(word)]
     keys = [word.partition("=")[0].lstrip("+") for word in full]
     for group in ("model", "draft"):
@@ -358,6 +365,36 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
                 raise UserError(f"{key}: no {group} is chosen; choose one, {group}=...")
             full.insert(keys.index(key), f"draft={OWN_DRAFT}")
     return full
+
+
+def _refuse_unreadable(word: str, parser: OverridesParser) -> None:
+    """Refuse a value that Hydra's grammar cannot read, with the word as it can be typed.
+
+    Where quotes or brackets are open, what is meant is not known, and Hydra says what it expects.
+    """
+    key, _, text = word.partition("=")
+    if not text or text[0] in "'\"" or _is_read(word, parser):
+        return
+    inside = text.removeprefix("[").removesuffix("]")
+    listed = len(inside) == len(text) - 2
+    if text[0] in "[{" and (not listed or set(inside) & set("[]{}'\"")):
+        return
+    quoted = as_typed(key, [entry.strip() for entry in inside.split(",")] if listed else text)
+    if _is_read(shlex.split(quoted)[0], parser):
+        shown = text if len(text) <= MOST_CHARACTERS else "..."
+        quoted = quoted if len(quoted) <= MOST_CHARACTERS else as_typed(key, "...")
+        raise UserError(
+            f"{key}: {shown} cannot be read as it stands; it is quoted for the shell and once more:"
+            f" {quoted}"
+        )
+
+
+def _is_read(word: str, parser: OverridesParser) -> bool:
+    try:
+        parser.parse_override(word)
+    except HydraException:
+        return False
+    return True
 
 
 def _in_group(word: str) -> list[str]:
@@ -386,7 +423,7 @@ def _as_list(
     if override.is_sweep_override():  # one job each, with -m
         if not several:
             shown = text if len(text) <= MOST_CHARACTERS else "..."
-            one = f"\"{key}='{shown}'\" is one value"
+            one = f"{as_typed(key, shown)} is one value"
             one = f"{key}=[{shown}] is one run with all of them" if listed else one
             raise UserError(f"{key}={shown}: several values; {one}, -m makes one run of each")
         if not listed:
