@@ -14,9 +14,12 @@ Nothing in this module imports torch: `--help` must answer at once, so a command
 implementation when its configuration has been read.
 """
 
+import codecs
 import difflib
+import io
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -30,7 +33,7 @@ from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from string import Template
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -107,6 +110,8 @@ QUOTING = (
     "A value with a comma, bracket or quote is quoted for the shell and once more, as"
     f" {as_typed('prompts.files', ['my prompts (1).jsonl'])}"
 )
+# Of a path, or of a draft's folder in name@~/folder
+_HOME = re.compile(r"(?:^|(?<=@))~[^/@]*")
 # transformers imports torchao where it is installed, which warns of kernels for other machines
 NOISY_ON_IMPORT = ("torchao", "torch.utils._pytree")
 
@@ -148,6 +153,7 @@ def work(command: str, config: Any) -> Outcome:
 
 def run_app(command: str) -> NoReturn:
     """Runs a command, conf/<command>.yaml, as a Hydra app; exits with its jobs' worst status."""
+    as_far_as_encoded()
     if "--version" in sys.argv[1:]:
         print(f"{PACKAGE} {version(PACKAGE)}")
         sys.exit(OK)
@@ -197,6 +203,28 @@ def run_app(command: str) -> NoReturn:
         os.environ.pop(FULL_ERROR)
         os.environ |= {} if before is None else {FULL_ERROR: before}
     sys.exit(status if status >= SIGNALLED else max(status, _flush()))
+
+
+def as_far_as_encoded() -> None:
+    """Let the standard streams take every text: what their encoding lacks is escaped.
+
+    Bytes of a file name that are no text (a locale other than the disk's) are written as they are.
+    """
+    codecs.register_error("escaped", _escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="escaped")
+
+
+def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    character = error.object[error.start]
+    if "\udc80" <= character <= "\udcff":
+        return bytes([ord(character) - 0xDC00]), error.start + 1
+    one = UnicodeEncodeError(
+        error.encoding, error.object, error.start, error.start + 1, error.reason
+    )
+    return codecs.backslashreplace_errors(one)
 
 
 def _report_composition(command: str, error: Exception) -> int:
@@ -448,6 +476,7 @@ def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
         error = _no_such_key(OmegaConf.get_type(config), key)
         raise error or UserError(f"{key}: there is no such key")
     try:
+        _expand_home(config)
         if any(config.get(key) is not None for key in ("resume", "traces_from")):
             from harness.commands.run_keys import with_keys_of_run
 
@@ -466,6 +495,18 @@ def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
     except OmegaConfBaseException as error:
         raise UserError(_one_line(str(error))) from error
     return checked(resolved)
+
+
+def _expand_home(config: DictConfig) -> None:
+    """Put the home folder for the ~ that a path begins with, which a shell leaves in key=~/..."""
+    home, schema = os.path.expanduser, cast("type[Any]", OmegaConf.get_type(config))
+    for name, entry in keys_of(schema):
+        value = OmegaConf.select(config, name) if entry.metadata.get("path") else None
+        if isinstance(value, str) and value.startswith("~"):
+            OmegaConf.update(config, name, home(value))
+        elif value is not None and any("~" in str(each) for each in value):
+            paths = [_HOME.sub(lambda at: home(at[0]), str(each)) for each in value]
+            OmegaConf.update(config, name, paths)
 
 
 def _refuse_files_of_no_model(words: Sequence[str]) -> None:

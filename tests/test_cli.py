@@ -1,5 +1,6 @@
 """Commands: help without torch, exit statuses, error lines, many jobs, break-even arithmetic."""
 
+import io
 import json
 import math
 import pickle
@@ -22,11 +23,11 @@ from omegaconf import OmegaConf
 
 import harness.__main__ as package
 from harness import PACKAGE, cli, reporting
-from harness.cli import compose, run_app
-from harness.command_words import as_typed
+from harness.cli import as_hydra_takes, compose, run_app
+from harness.command_words import as_typed, of_hydra
 from harness.commands import breakeven
 from harness.commands.run_lifecycle import Outcome
-from harness.config import SCHEMAS, BreakevenConfig, SweepConfig, checked, keys_of
+from harness.config import SCHEMAS, BreakevenConfig, SweepConfig, checked, keys_of, register
 from harness.records import UserError
 from harness.storage import RESULT_COLUMNS, load
 
@@ -283,6 +284,48 @@ def test_a_printed_word_is_read_as_what_it_was_made_of(value: Any) -> None:
     assert not override.is_sweep_override()
     read = OmegaConf.create({"key": override.value()})
     assert OmegaConf.to_object(read) == {"key": value}
+
+
+def test_a_path_may_begin_with_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for command, schema in SCHEMAS.items():
+        for name, entry in keys_of(schema):
+            key = name.rpartition(".")[2]
+            if not entry.metadata.get("path") or key in ("resume", "traces_from"):
+                continue
+            listed = key in ("files", "scores_from", "combine", "runs", "records", "drafts")
+            path = "a@~/my runs" if key == "drafts" else "~/my runs"
+            register(command)
+            words = as_hydra_takes(command, [f"{name}={of_hydra([path] if listed else path)}"])
+            config = cli._composed(command, words)
+            cli._expand_home(config)
+            whole = path.replace("~", str(tmp_path))
+            assert OmegaConf.select(config, name) == ([whole] if listed else whole), (command, name)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("utf-8", "é 模".encode() + b" \xff"), ("cp1252", b"\xe9 \\u6a21 \xff"), ("ascii", None)],
+)
+def test_text_that_a_stream_cannot_encode_is_escaped(
+    encoding: str, shown: bytes | None, run: RunDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte of a file name that is no text in the locale is written as it is."""
+    name = "é 模 \udcff"
+    for stream, work in (
+        ("stdout", lambda _: Outcome(Path(name))),
+        ("stderr", fail_with(UserError(name))),
+    ):
+        raw = io.BytesIO()
+        written = io.TextIOWrapper(raw, encoding=encoding)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, stream, written)
+            run(work)
+        written.flush()
+        begin = b"run: " if stream == "stdout" else b"error: "
+        assert raw.getvalue().strip() == begin + (shown or b"\\xe9 \\u6a21 \xff")
 
 
 def test_the_package_lists_its_commands_and_every_command_tells_its_version(
