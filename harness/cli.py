@@ -14,9 +14,13 @@ Nothing in this module imports torch: `--help` must answer at once, so a command
 implementation when its configuration has been read.
 """
 
+import codecs
 import difflib
+import io
 import logging
 import os
+import re
+import shlex
 import signal
 import sys
 import threading
@@ -29,7 +33,7 @@ from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from string import Template
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -39,6 +43,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness import PACKAGE
+from harness.command_words import as_typed
+from harness.command_words import command as command_line
 from harness.commands.key_help import help_of_keys
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Interrupted, Outcome
@@ -101,9 +107,11 @@ REMOVED = {
 }
 # Of a word that Hydra cannot parse: what to type instead
 QUOTING = (
-    "A value with a comma, bracket or quote is quoted for the shell and once more:"
-    " \"key='...'\", as \"prompts.files=['my prompts (1).jsonl']\""
+    "A value with a comma, bracket or quote is quoted for the shell and once more, as"
+    f" {as_typed('prompts.files', ['my prompts (1).jsonl'])}"
 )
+# Of a path, or of a draft's folder in name@~/folder
+_HOME = re.compile(r"(?:^|(?<=@))~[^/@]*")
 # transformers imports torchao where it is installed, which warns of kernels for other machines
 NOISY_ON_IMPORT = ("torchao", "torch.utils._pytree")
 
@@ -145,6 +153,7 @@ def work(command: str, config: Any) -> Outcome:
 
 def run_app(command: str) -> NoReturn:
     """Runs a command, conf/<command>.yaml, as a Hydra app; exits with its jobs' worst status."""
+    as_far_as_encoded()
     if "--version" in sys.argv[1:]:
         print(f"{PACKAGE} {version(PACKAGE)}")
         sys.exit(OK)
@@ -196,6 +205,28 @@ def run_app(command: str) -> NoReturn:
     sys.exit(status if status >= SIGNALLED else max(status, _flush()))
 
 
+def as_far_as_encoded() -> None:
+    """Let the standard streams take every text: what their encoding lacks is escaped.
+
+    Bytes of a file name that are no text (a locale other than the disk's) are written as they are.
+    """
+    codecs.register_error("escaped", _escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="escaped")
+
+
+def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    character = error.object[error.start]
+    if "\udc80" <= character <= "\udcff":
+        return bytes([ord(character) - 0xDC00]), error.start + 1
+    one = UnicodeEncodeError(
+        error.encoding, error.object, error.start, error.start + 1, error.reason
+    )
+    return codecs.backslashreplace_errors(one)
+
+
 def _report_composition(command: str, error: Exception) -> int:
     """Say why no configuration can be composed; the status."""
     cause, misspelt = error.__cause__, _no_such_entry(error)
@@ -217,7 +248,9 @@ def _report_interruption(stop: KeyboardInterrupt) -> int:
     folder = next(reversed(lock.held()), None)
     consequence = "no run had begun"
     if folder is not None:
-        consequence = f"finished generations are stored; resume={folder} continues the run"
+        consequence = (
+            f"finished generations are stored; {as_typed('resume', folder)} continues the run"
+        )
     _say(f"error: interrupted by {signal.Signals(number).name}; {consequence}")
     return SIGNALLED + number
 
@@ -298,7 +331,7 @@ def run_job(command: str, config: DictConfig, words: Sequence[str]) -> int:
     if outcome.error is not None:
         text = (
             f"{outcome.reason}; what was measured is stored, and this renders it again: "
-            f"python -m harness.report run={outcome.folder}"
+            f"{command_line('report', as_typed('run', outcome.folder))}"
         )
         _report(outcome.error, outcome.status, config, text)
     try:
@@ -341,9 +374,11 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
             full.append(word)  # an option of Hydra's, or its value
             continue
         if "=" not in word and not word.startswith("~"):
-            whole = f"{before} {word}"[:MOST_CHARACTERS]
-            quoted = f"; a value with a space is quoted: '{whole}'" if before else ""
+            key, _, begun = before.partition("=")
+            whole = as_typed(key, f"{begun} {word}"[:MOST_CHARACTERS])
+            quoted = f"; a value with a space is quoted: {whole}" if before else ""
             raise UserError(f"{word[:MOST_CHARACTERS]!r}: not of the form key=value{quoted}")
+        _refuse_unreadable(word, parser)
         full += [_as_list(part, names, parser, several=several) for part in _in_group(word)]
     keys = [word.partition("=")[0].lstrip("+") for word in full]
     for group in ("model", "draft"):
@@ -358,6 +393,36 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
                 raise UserError(f"{key}: no {group} is chosen; choose one, {group}=...")
             full.insert(keys.index(key), f"draft={OWN_DRAFT}")
     return full
+
+
+def _refuse_unreadable(word: str, parser: OverridesParser) -> None:
+    """Refuse a value that Hydra's grammar cannot read, with the word as it can be typed.
+
+    Where quotes or brackets are open, what is meant is not known, and Hydra says what it expects.
+    """
+    key, _, text = word.partition("=")
+    if not text or text[0] in "'\"" or _is_read(word, parser):
+        return
+    inside = text.removeprefix("[").removesuffix("]")
+    listed = len(inside) == len(text) - 2
+    if text[0] in "[{" and (not listed or set(inside) & set("[]{}'\"")):
+        return
+    quoted = as_typed(key, [entry.strip() for entry in inside.split(",")] if listed else text)
+    if _is_read(shlex.split(quoted)[0], parser):
+        shown = text if len(text) <= MOST_CHARACTERS else "..."
+        quoted = quoted if len(quoted) <= MOST_CHARACTERS else as_typed(key, "...")
+        raise UserError(
+            f"{key}: {shown} cannot be read as it stands; it is quoted for the shell and once more:"
+            f" {quoted}"
+        )
+
+
+def _is_read(word: str, parser: OverridesParser) -> bool:
+    try:
+        parser.parse_override(word)
+    except HydraException:
+        return False
+    return True
 
 
 def _in_group(word: str) -> list[str]:
@@ -386,7 +451,7 @@ def _as_list(
     if override.is_sweep_override():  # one job each, with -m
         if not several:
             shown = text if len(text) <= MOST_CHARACTERS else "..."
-            one = f"\"{key}='{shown}'\" is one value"
+            one = f"{as_typed(key, shown)} is one value"
             one = f"{key}=[{shown}] is one run with all of them" if listed else one
             raise UserError(f"{key}={shown}: several values; {one}, -m makes one run of each")
         if not listed:
@@ -411,6 +476,7 @@ def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
         error = _no_such_key(OmegaConf.get_type(config), key)
         raise error or UserError(f"{key}: there is no such key")
     try:
+        _expand_home(config)
         if any(config.get(key) is not None for key in ("resume", "traces_from")):
             from harness.commands.run_keys import with_keys_of_run
 
@@ -429,6 +495,18 @@ def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
     except OmegaConfBaseException as error:
         raise UserError(_one_line(str(error))) from error
     return checked(resolved)
+
+
+def _expand_home(config: DictConfig) -> None:
+    """Put the home folder for the ~ that a path begins with, which a shell leaves in key=~/..."""
+    home, schema = os.path.expanduser, cast("type[Any]", OmegaConf.get_type(config))
+    for name, entry in keys_of(schema):
+        value = OmegaConf.select(config, name) if entry.metadata.get("path") else None
+        if isinstance(value, str) and value.startswith("~"):
+            OmegaConf.update(config, name, home(value))
+        elif value is not None and any("~" in str(each) for each in value):
+            paths = [_HOME.sub(lambda at: home(at[0]), str(each)) for each in value]
+            OmegaConf.update(config, name, paths)
 
 
 def _refuse_files_of_no_model(words: Sequence[str]) -> None:

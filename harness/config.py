@@ -70,8 +70,8 @@ def key(default: Any, meaning: str, **limits: Any) -> Any:
             `zero` (0 is accepted as well), `whole` (where the type is Any), `words` that stand for
             one, `why` they are so. Of a text: `choices`, or what lists them, or a `pattern` and
             what it `takes`, and others that are `refused` for a reason. Of the value itself: `auto`
-            is accepted, `distinct` entries, `form` (list or dict, where the type is Any), `example`
-            of one (it must not be empty).
+            is accepted, `distinct` entries, a `path`, whose ~ is the home folder, `form` (list or
+            dict, where the type is Any), `example` of one (it must not be empty).
     """
     about = {"meaning": meaning, **limits}
     if isinstance(default, list):
@@ -187,7 +187,9 @@ class ModelConf:
 
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     kind: str = key("model", "a head, a look-up, early_exit, ... (docs/keys.md)", choices=DRAFTS)
-    id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
+    id: str = key(
+        MISSING, "hub id, local folder, or embedded:NAME of one that ships here", path=True
+    )
     revision: str | None = key(None, "commit, tag or branch of the hub repository")
     dtype: str = key(
         "auto",
@@ -217,7 +219,9 @@ class ModelConf:
     )
     block: int | None = key(None, "positions of a block or a P-EAGLE head; null: trained", least=2)
     head_of: str | None = key(None, "of a head: the id of the target that it was made for")
-    gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: that of an embedded model")
+    gguf: str | None = key(
+        None, "its GGUF file, for llama.cpp; null: that of an embedded model", path=True
+    )
     # Any, as prompts.weights; `harness.theory.architecture` reads it
     architecture: Any = key(None, "its sizes: family, layers, ...; for floors and dummy weights")
 
@@ -405,13 +409,17 @@ class PromptsConf:
     sets: list[str] | None = key(
         None, "shipped sets; null: easy and hard, or none with files or hub", distinct=True
     )
-    files: list[str] = key([], "your own files instead: jsonl, json, csv, txt, ...", distinct=True)
-    hub: str | None = key(None, "a hub data set instead, ORG/NAME or a folder")
+    files: list[str] = key(
+        [], "your own files instead: jsonl, json, csv, txt, ...", distinct=True, path=True
+    )
+    hub: str | None = key(None, "a hub data set instead, ORG/NAME or a folder", path=True)
     hub_subset: str | None = key(None, "its configuration")
     hub_split: str | None = key(None, "its split, or a slice of one, as test[:200]")
     hub_column: str | None = key(None, "its column that holds the prompt; null finds one")
     skip_unusable: bool | None = key(None, "whether entries that are no prompts are skipped")
-    log: str | None = key(None, "a log of served requests, of which a sample stands for all")
+    log: str | None = key(
+        None, "a log of served requests, of which a sample stands for all", path=True
+    )
     sample: int | None = key(None, "requests of prompts.log; null: 200", least=20, most=100_000)
     # Any, because auto is filled in by the command's `check`
     limit: Any = _number(None, "prompts of a set at most; auto: own files whole; null: all")
@@ -593,7 +601,7 @@ class LatencyConf:
 class CommandConfig:
     """Keys of every command."""
 
-    results_root: str = key("results", "folder of the run folders")
+    results_root: str = key("results", "folder of the run folders", path=True)
     seed: int = key(0, "of all random numbers", least=0, most=2**63 - 1)
     # Any: true, false or tables
     verbose: Any = key(
@@ -629,7 +637,7 @@ class ModelsConfig(CommandConfig):
         "eager or cuda_graphs; auto: graphs on CUDA where the model allows",
         choices=("auto", "eager", "cuda_graphs"),
     )
-    resume: str | None = key(None, "a run folder to continue; its keys are used")
+    resume: str | None = key(None, "a run folder to continue; its keys are used", path=True)
     dry_run: bool = key(False, "print what would be run, and stop")
 
     @property
@@ -747,7 +755,9 @@ class SweepConfig(PairConfig):
     until: str | None = _until("decided: one K, until verdicts are; all: every K on every prompt")
     budget_s: float | None = _budget()
     clock: str = _loop_clock()
-    latency_from: str | None = key(None, "with mode=replay: a server run whose engine is predicted")
+    latency_from: str | None = key(
+        None, "with mode=replay: a server run whose engine is predicted", path=True
+    )
 
     @property
     def loop_keys(self) -> tuple[str, ...]:
@@ -970,7 +980,9 @@ class AuditionConfig(ModelsConfig):
     """Keys of `python -m harness.audition`: many drafts, one target."""
 
     draft: DraftConf | None = None
-    drafts: list[str] | None = key(None, "auto, names of conf/draft, hf, name@folder-or-hub-id")
+    drafts: list[str] | None = key(
+        None, "auto, names of conf/draft, hf, name@folder-or-hub-id", path=True
+    )
     gpu: GpuConf | None = None
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
     temperature: list[float] = _temperatures(0.0, 1.0)
@@ -978,16 +990,24 @@ class AuditionConfig(ModelsConfig):
     until: str | None = _until("decided: losing drafts are dropped; all: every cell is measured")
     budget_s: float | None = _budget()
     engine: str | None = _engine()
-    traces_from: str | None = key(None, "a run whose texts, scores and other keys are used")
-    scores_from: list[str] = key([], "scores made elsewhere (docs/scores.md)", distinct=True)
+    traces_from: str | None = key(
+        None, "a run whose texts, scores and other keys are used", path=True
+    )
+    scores_from: list[str] = key(
+        [], "scores made elsewhere (docs/scores.md)", distinct=True, path=True
+    )
     texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
     api_key_env: str | None = _api_key_env()
     served_name: str | None = _served_name()
     timeout_factor: float = _timeout_factor()
     clock: str = _loop_clock()
-    latency_from: str | None = key(None, "a run whose times are used; a server run: its engine's")
+    latency_from: str | None = key(
+        None, "a run whose times are used; a server run: its engine's", path=True
+    )
     latency: LatencyConf = field(default_factory=LatencyConf)
-    combine: list[str] = key([], "auditions of one target by card, to be ranked", distinct=True)
+    combine: list[str] = key(
+        [], "auditions of one target by card, to be ranked", distinct=True, path=True
+    )
 
     def doing(self, command: str) -> str:
         """The command, its drafts and their target, or the auditions whose cards are ranked."""
@@ -1113,17 +1133,19 @@ class BreakevenConfig(CommandConfig):
         None, "measured share of rounds that kept at least j tokens", example="[0.7,0.5]"
     )
     acceptance_from: str | None = key(
-        None, "acceptance from a file of `vllm bench serve --save-result`"
+        None, "acceptance from a file of `vllm bench serve --save-result`", path=True
     )
-    baseline_from: str | None = key(None, "target_ms from such a file without speculation")
-    latency_from: str | None = key(None, "a run whose step and round times are used")
+    baseline_from: str | None = key(
+        None, "target_ms from such a file without speculation", path=True
+    )
+    latency_from: str | None = key(None, "a run whose step and round times are used", path=True)
 
 
 @dataclass
 class PlanConfig(CommandConfig):
     """Keys of `python -m harness.plan`: a latency goal at a rate of requests."""
 
-    run: str = key(MISSING, "a server run with concurrency=[...], timed by clock=engine")
+    run: str = key(MISSING, "a server run with concurrency=[...], timed by clock=engine", path=True)
     rate: float = key(MISSING, "requests per second, of all cards together", above=0, most=1e9)
     tpot_ms: float | None = key(None, "the goal: time per output token at most", above=0)
     ttft_ms: float | None = key(None, "the goal: time to first token at most", above=0)
@@ -1138,7 +1160,9 @@ class PlanConfig(CommandConfig):
         least=1,
         example="[700000,650000]",
     )
-    arrivals: str | None = key(None, "a log, or time stamps, seconds, one a line; null: at random")
+    arrivals: str | None = key(
+        None, "a log, or time stamps, seconds, one a line; null: at random", path=True
+    )
     seeds: int = key(8, "simulated sequences of requests and arrivals", least=2, most=1000)
     requests: int = key(400, "of each sequence", least=100, most=100_000)
     gpu: GpuConf | None = None
@@ -1161,14 +1185,18 @@ class PlanConfig(CommandConfig):
 class ReportConfig(CommandConfig):
     """Keys of `python -m harness.report`."""
 
-    run: str | None = key(None, "the run folder to render again")
-    runs: list[str] = key([], "run folders to compare, the first is the reference")
-    index: str | None = key(None, "a results folder: one page over all its runs")
-    records: list[str] = key([], "requests that an engine's server recorded", distinct=True)
+    run: str | None = key(None, "the run folder to render again", path=True)
+    runs: list[str] = key([], "run folders to compare, the first is the reference", path=True)
+    index: str | None = key(None, "a results folder: one page over all its runs", path=True)
+    records: list[str] = key(
+        [], "requests that an engine's server recorded", distinct=True, path=True
+    )
     metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")
     api_key_env: str | None = _api_key_env()
     served_name: str | None = _served_name()
-    latency_from: str | None = key(None, "with metrics: a run whose round times price every K")
+    latency_from: str | None = key(
+        None, "with metrics: a run whose round times price every K", path=True
+    )
     k: list[int] | None = key(None, "with records: K of each file; null: as they say", least=0)
     temperature: list[float] | None = key(
         None,

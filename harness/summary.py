@@ -225,6 +225,8 @@ class MadeWith:
     """The command, device and versions of a run; other facts are in its manifest.json."""
 
     command: str | None = None  # in a form that can be typed again
+    # Its keys of texts and machine, also those of a run that it names; not quoted for a shell
+    workload: tuple[str, ...] = ()
     device: str | None = None  # the card or processor
     versions: dict[str, str] = field(default_factory=dict[str, str])  # by name: python, torch, ...
     commit: str | None = None  # of the harness

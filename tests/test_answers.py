@@ -24,12 +24,15 @@ from runs import FROZEN, analysed, sample
 from harness import formatting, reporting
 from harness.analysis import analyse
 from harness.cli import compose
+from harness.command_words import of_hydra
 from harness.engine_facts.draft_kinds import kind_of
 from harness.engine_facts.engines import drafts_alike, spec_of, with_lines
 from harness.records import GREEDY, Trial, first
 from harness.reporting import grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
+from harness.reporting.sentences.run import status
+from harness.reporting.serving_commands import snippets_of
 from harness.storage import StoredRun, load
 from harness.summary import Caveat, Failure, Summary, from_json, to_json
 
@@ -588,6 +591,67 @@ def test_the_command_that_is_next_can_be_pasted_whole(tmp_path: Path) -> None:
     assert composed.prompts.limit == config["prompts"]["limit"] == 8
     for key in ("new_tokens", "seed", "threads"):
         assert getattr(composed, key) == config[key], key
+
+
+ODD = "/x/ra (1)/with=equals/模型"
+
+
+def typed(run: StoredRun, *words: str) -> StoredRun:
+    """The run as if this command line had made it."""
+    environment = replace(run.manifest.environment, command=words)
+    return replace(changed(run), manifest=replace(run.manifest, environment=environment))
+
+
+def composed_as_printed(line: str) -> Any:
+    """The configuration that a printed line composes, pasted into a shell."""
+    for place, server in enumerate(("PLAIN", "SPECULATIVE"), start=1):
+        line = line.replace(server, f"http://127.0.0.1:{place}")
+    python, flag, module, *words = shlex.split(line)
+    assert (python, flag) == ("python", "-m")
+    return compose(module.removeprefix("harness."), words)
+
+
+@pytest.mark.parametrize("name", ["audition", "server", "sweep", "audition_server", "profile"])
+def test_every_printed_command_of_a_run_with_odd_names_can_be_pasted(name: str) -> None:
+    of_texts = [
+        f"prompts.files={of_hydra([f'{ODD}/a#b, c.jsonl'])}",
+        f"results_root={of_hydra(ODD)}",
+    ]
+    made = analyse(
+        typed(load(FROZEN / name), *load(FROZEN / name).manifest.environment.command, *of_texts)
+    )
+    models = tuple(replace(each, id=f"{ODD}/it's {each.name}") for each in made.run.models)
+    run = replace(made.run, folder=ODD, models=models, model="my target")
+    made = replace(made, run=run)
+    lines = [line for line in screen(made) if line.startswith("python -m harness.")]
+    lines += [snippet.measure for snippet in snippets_of(made) if snippet.measure]
+    for line in lines:
+        config = composed_as_printed(line)
+        assert config.model.id == f"{ODD}/it's tiny"
+        assert config.prompts.files == [f"{ODD}/a#b, c.jsonl"]
+        assert config.results_root == ODD
+        if "latency_from=" in line:
+            assert config.latency_from == ODD
+    unfinished = status(replace(run, status="running"))
+    assert f"""('resume="{ODD}"' continues it)""" in str(unfinished)
+    assert lines
+
+
+@pytest.mark.parametrize(
+    "brought", [f"resume={ODD}", "traces_from=results/a", "experiment=acceptance_demo"]
+)
+def test_the_keys_of_a_run_that_others_brought_are_those_that_it_stored(brought: str) -> None:
+    run = changed(load(FROZEN / "sweep"), prompts__files=[f"{ODD}/mine.jsonl"], prompts__sets=[])
+    made = analyse(typed(run, "sweep", brought))
+    words = [shlex.join([word]) for word in made.run.made_with.workload]
+    composed = composed_as_printed(f"python -m harness.sweep {' '.join(words)}")
+    assert composed.prompts.files == [f"{ODD}/mine.jsonl"]
+    assert (composed.new_tokens, composed.seed, composed.threads) == (32, 3, 1)
+    assert composed.prompts.weights == {"easy": 3, "hard": 1}
+    assert {word.partition("=")[0] for word in made.run.made_with.workload} <= {
+        *("prompts.files", "prompts.limit", "prompts.limit_files", "prompts.weights"),
+        *("new_tokens", "seed", "threads", "decode.rule"),
+    }
 
 
 @pytest.mark.parametrize("kind", ["model", "eagle3"])

@@ -1,9 +1,11 @@
 """Commands: help without torch, exit statuses, error lines, many jobs, break-even arithmetic."""
 
+import io
 import json
 import math
 import pickle
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,13 +19,15 @@ import pytest
 from conftest import Door
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 import harness.__main__ as package
 from harness import PACKAGE, cli, reporting
-from harness.cli import compose, run_app
+from harness.cli import as_hydra_takes, compose, run_app
+from harness.command_words import as_typed, of_hydra
 from harness.commands import breakeven
 from harness.commands.run_lifecycle import Outcome
-from harness.config import SCHEMAS, BreakevenConfig, SweepConfig, checked, keys_of
+from harness.config import SCHEMAS, BreakevenConfig, SweepConfig, checked, keys_of, register
 from harness.records import UserError
 from harness.storage import RESULT_COLUMNS, load
 
@@ -193,7 +197,18 @@ def test_a_run_that_cannot_be_rendered_stays_and_says_how_to_render_it(
         ("sweep", "gpu=zzz", 2, "error: gpu=zzz: there is no such name; it takes a100_40, "),
         ("sweep", "k=4,8", 2, "error: k=4,8: several values; k=[4,8] is one run with all of"),
         ("sweep", "seed=1,2", 2, "-m makes one run of each"),
-        ("sweep", "prompts.files=my prompts (1).jsonl", 1, "quoted for the shell and once more"),
+        (
+            *("sweep", "prompts.files=my prompts (1).jsonl", 2),
+            """for the shell and once more: 'prompts.files="my prompts (1).jsonl"'""",
+        ),
+        (
+            *("sweep", "prompts.files=[a.jsonl, b (1).jsonl]", 2),
+            """once more: 'prompts.files=[a.jsonl,"b (1).jsonl"]'""",
+        ),
+        ("sweep", "prompts.system=Be brief!", 2, """'prompts.system="Be brief!"'"""),
+        ("sweep", "results_root=~", 2, """'results_root="~"'"""),
+        ("sweep", "resume=/x/模型", 2, """'resume="/x/模型"'"""),
+        ("sweep", "prompts.files=[my prompts", 1, "quoted for the shell and once more"),
         ("sweep", "k=[-1]", 2, "error: k: -1 is not a whole number"),
         ("breakeven", "hydra.run.dir=elsewhere", 2, "error: hydra.run.dir: "),
         ("breakeven", "verbose=table", 2, "use one of false, tables, true"),
@@ -250,8 +265,67 @@ def test_a_path_with_a_space_that_the_shell_took_apart_is_shown_quoted(
     said = "not of the form key=value; a value with a space is quoted: "
     assert capsys.readouterr() == (
         "",
-        f"error: 'bench.json': {said}'acceptance_from=my bench.json'\n",
+        f"""error: 'bench.json': {said}'acceptance_from="my bench.json"'\n""",
     )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("/x/ra (1)/with=equals/模型", "a,b", "#x", "it's", 'say "hi"', "back\\", 'b\\"q', "~/x"),
+        *("Be brief!", "a:b", "http://h:80", "007", "1e3", "null", "True", ".5", "-x", " a ", ""),
+        *("[a]", "{a:b}", "$HOME", "${x}", "a@~/b@kind:eagle3", "x\ny", "a*b", "`a`;b|c&d>e"),
+        *(["a b", "c,d", 1], [0.5, 1.0, None], {"easy": 0.7, "ra (1)": 1}, 1, 2.5, 10**9, True),
+    ],
+)
+def test_a_printed_word_is_read_as_what_it_was_made_of(value: Any) -> None:
+    (word,) = shlex.split(as_typed("key", value))
+    override = OverridesParser.create().parse_override(word)
+    assert not override.is_sweep_override()
+    read = OmegaConf.create({"key": override.value()})
+    assert OmegaConf.to_object(read) == {"key": value}
+
+
+def test_a_path_may_begin_with_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for command, schema in SCHEMAS.items():
+        for name, entry in keys_of(schema):
+            key = name.rpartition(".")[2]
+            if not entry.metadata.get("path") or key in ("resume", "traces_from"):
+                continue
+            listed = key in ("files", "scores_from", "combine", "runs", "records", "drafts")
+            path = "a@~/my runs" if key == "drafts" else "~/my runs"
+            register(command)
+            words = as_hydra_takes(command, [f"{name}={of_hydra([path] if listed else path)}"])
+            config = cli._composed(command, words)
+            cli._expand_home(config)
+            whole = path.replace("~", str(tmp_path))
+            assert OmegaConf.select(config, name) == ([whole] if listed else whole), (command, name)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("utf-8", "é 模".encode() + b" \xff"), ("cp1252", b"\xe9 \\u6a21 \xff"), ("ascii", None)],
+)
+def test_text_that_a_stream_cannot_encode_is_escaped(
+    encoding: str, shown: bytes | None, run: RunDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte of a file name that is no text in the locale is written as it is."""
+    name = "é 模 \udcff"
+    for stream, work in (
+        ("stdout", lambda _: Outcome(Path(name))),
+        ("stderr", fail_with(UserError(name))),
+    ):
+        raw = io.BytesIO()
+        written = io.TextIOWrapper(raw, encoding=encoding)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, stream, written)
+            run(work)
+        written.flush()
+        begin = b"run: " if stream == "stdout" else b"error: "
+        assert raw.getvalue().strip() == begin + (shown or b"\\xe9 \\u6a21 \xff")
 
 
 def test_the_package_lists_its_commands_and_every_command_tells_its_version(

@@ -128,7 +128,7 @@ def test_the_first_line_is_vllms_after_the_command_that_measures_it() -> None:
     assert first.title == "vLLM 0.33, K=4: not measured"
     assert shlex.split(first.measure) == [
         *("python", "-m", "harness.server", "engine=vllm", "model=hf", f"model.id={TARGET}"),
-        *("draft=hf", f"draft.id={DRAFT}", "k=4", "temperature=1"),
+        *("draft=hf", f'draft.id="{DRAFT}"', "k=4", "temperature=1"),
     ]
     assert shlex.split(first.code)[:3] == ["vllm", "serve", TARGET]
     assert speculative_config(first) == {

@@ -40,6 +40,7 @@ from harness.analysis.caveats.timing import priced_from_steps
 from harness.analysis.cells import priced
 from harness.analysis.round_costs import Latency, ceilings
 from harness.analysis.setup import Setup, run_facts
+from harness.command_words import as_typed
 from harness.config import BreakevenConfig
 from harness.records import Decision, LatencyRow, ResultRow, UserError
 from harness.stats.jackknife import CONFIDENCE, MIN_PROMPTS, Interval
@@ -113,7 +114,7 @@ def from_run(run: str, latency: Latency, ks: Sequence[int]) -> MeasuredInputs:
     steps, rounds = latency.steps, latency.rounds
     covered = tuple(k for k in ks if rounds.covers(k))
     if not covered or steps is None:
-        raise UserError(f"latency_from={run}: times no rounds for k={list(ks)}")
+        raise UserError(f"{as_typed('latency_from', run)}: times no rounds for k={list(ks)}")
     inputs = MeasuredInputs(
         draft_ms=1e3 * steps.draft_s,
         target_ms=1e3 * steps.target_s,

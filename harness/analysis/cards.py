@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.device import card_of, ran_on
 from harness.analysis.setup import Setup
+from harness.command_words import as_typed
 from harness.records import UserError
 from harness.storage import StoredRun
 from harness.summary import CardRow, Summary
@@ -51,7 +52,8 @@ def _check(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> None:
             raise UserError(f"combine: {run.folder} was made by {run.door}, not by audition")
         if not summary.leaderboards or not summary.per_temperature:
             raise UserError(
-                f"combine: {run.folder} ranked no draft; resume={run.folder} continues it"
+                f"combine: {run.folder} ranked no draft; {as_typed('resume', run.folder)}"
+                " continues it"
             )
         if run.manifest.cards:
             raise UserError(

@@ -55,6 +55,7 @@ from harness.analysis.server_run import analyse_served
 from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import analyse_pair
+from harness.command_words import as_typed
 from harness.records import Trial, UserError, grouped
 from harness.stats.jackknife import Estimate, exponential, holm, workload_ratio
 from harness.storage import StoredRun
@@ -146,7 +147,9 @@ def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
                 f" of {' and '.join(COMMANDS)}, mode=measure"
             )
         if not run.trials and run.results.empty:
-            raise UserError(f"runs: {name} holds no results yet; resume={run.folder} continues it")
+            raise UserError(
+                f"runs: {name} holds no results yet; {as_typed('resume', run.folder)} continues it"
+            )
     return tuple(names)
 
 

@@ -34,6 +34,7 @@ import numpy as np
 from harness.analysis.device import architecture
 from harness.analysis.round_costs import Latency, ServedTimes
 from harness.analysis.server_costs import ServerCosts
+from harness.command_words import as_typed
 from harness.engine_facts.draft_kinds import DRAFTS
 from harness.engine_facts.engines import ENGINES, OWN, drafts_alike, spec_of
 from harness.records import GREEDY, UserError
@@ -94,7 +95,8 @@ def basis_of(
     Raises:
         UserError: they are not, or the engine drafts other tokens than a run here.
     """
-    engine, measured, key = spec_of(costs.engine.name), costs.draft, f"latency_from={costs.run}"
+    engine, measured = spec_of(costs.engine.name), costs.draft
+    key = as_typed("latency_from", costs.run)
     known = engine.name in ENGINES and kind in engine.drafts
     if not known or not (engine == OWN or drafts_alike(engine.name, kind, temperature)):
         raise UserError(f"{key}: {engine.title} does not draft as draft {name!r} does here")
@@ -117,7 +119,8 @@ def nearest(costs: EngineCosts, temperature: float) -> CostsAt:
     if not alike:
         known = ",".join(f"{at.costs.temperature:g}" for at in costs.at)
         raise UserError(
-            f"latency_from={costs.run}: no round times for temperature={temperature:g}; give"
+            f"{as_typed('latency_from', costs.run)}: no round times for"
+            f" temperature={temperature:g}; give"
             f" temperature=[{known}], which it has"
         )
     return min(alike, key=lambda at: abs(at.costs.temperature - temperature))
@@ -125,7 +128,7 @@ def nearest(costs: EngineCosts, temperature: float) -> CostsAt:
 
 def check_target(costs: EngineCosts, entry: ModelEntry) -> None:
     """Refuse costs with another target than the one of this entry, or in another precision."""
-    key, measured = f"latency_from={costs.run}", costs.target
+    key, measured = as_typed("latency_from", costs.run), costs.target
     served = costs.engine.dtype or measured.dtype
     if None not in (entry.dtype, served) and entry.dtype != served:
         raise UserError(
@@ -184,7 +187,8 @@ class _OtherDraft:
             read = [float(each.weights_bytes or 0) for each in entries]
         if 0 in layers or 0.0 in read:
             raise UserError(
-                f"latency_from={costs.run}: draft {name!r} was not measured there, and its rounds"
+                f"{as_typed('latency_from', costs.run)}: draft {name!r} was not measured there,"
+                " and its rounds"
                 " cannot follow from another draft's, for the sizes of a model are not known"
             )
         measured, other = (
@@ -204,7 +208,8 @@ class _OtherDraft:
         least, most = min(by_bytes, by_layers), self._longest_step(costs)
         if least > (1.0 + TIMING) * most:
             raise UserError(
-                f"latency_from={run}: draft and verify do not separate in its rounds: by its size"
+                f"{as_typed('latency_from', run)}: draft and verify do not separate in its"
+                " rounds: by its size"
                 f" a step of its draft takes {least:.2g} plain tokens, and the rounds have room for"
                 f" {max(0.0, most):.2g}; measure draft {name!r} there"
             )

@@ -27,6 +27,7 @@ from harness.analysis.batch_schedule import MOST_OTHERS, by_load, disturbed, ful
 from harness.analysis.plan import MOST, WARM_UP, bracket, goals_of, shared_rates
 from harness.analysis.planned_server import Server, at_usual_pace
 from harness.analysis.setup import Setup, request_weights
+from harness.command_words import as_typed
 from harness.config import PlanConfig
 from harness.engine_facts.engines import spec_of
 from harness.records import GREEDY, LoadTiming, PlanPolicy, SimulatedChoice, UserError
@@ -319,7 +320,7 @@ def simulated_plan(
     slots, ks = _slots(server, config), server.ks
     if len(ks) == 1:
         raise UserError(
-            f"run={run.folder}: every K changes what is generated at temperature"
+            f"{as_typed('run', run.folder)}: every K changes what is generated at temperature"
             f" {server.temperature:g}; there is nothing to plan until its server is lossless"
         )
     setup = Setup(run)
@@ -375,7 +376,8 @@ def _slots(server: Server, config: PlanConfig) -> int:
     asked = config.slots
     if asked is not None and asked > server.slots:
         raise UserError(
-            f"slots={asked}: run={server.served.setup.run.folder} timed up to {server.slots}"
+            f"slots={asked}: {as_typed('run', server.served.setup.run.folder)} timed up to"
+            f" {server.slots}"
             f" requests side by side; lower it, or measure it with concurrency=[1,...,{asked}]"
         )
     slots = asked or server.slots

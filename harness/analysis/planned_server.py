@@ -25,6 +25,7 @@ from harness.analysis.replayed import accept_chances, proposed_at
 from harness.analysis.server_lossless import failed_gates, gates
 from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup
+from harness.command_words import as_typed
 from harness.engine_facts.engines import spec_of
 from harness.engine_facts.round_counting import Counting
 from harness.records import LoadTiming, Rule, ServingEngine, TextTrace, UserError, grouped, where
@@ -55,14 +56,16 @@ class Server:
         Raises:
             UserError: it is no server run, or its texts do not tell what rounds accept.
         """
-        key = f"run={run.folder}"
+        key = as_typed("run", run.folder)
         if run.door != SERVER:
             raise UserError(
                 f"{key}: made by {run.door}; name a server run with concurrency=[1,2,4], since a"
                 " plan is of the draft that was served under load"
             )
         if run.manifest.engine is None or not run.trials:
-            raise UserError(f"{key}: it measured nothing; resume={run.folder} continues it")
+            raise UserError(
+                f"{key}: it measured nothing; {as_typed('resume', run.folder)} continues it"
+            )
         served = served_texts(Setup(run))
         known = served.temperatures
         if temperature is not None and temperature not in known:
@@ -96,19 +99,21 @@ class Server:
         fitted = _fitted(self, [*self.loads.values()])
         setup, engine = self.served.setup, self.served.engine
         if fitted is not None:
-            _check_one_forward(engine, f"run={setup.run.folder}")
+            _check_one_forward(engine, as_typed("run", setup.run.folder))
             return fitted
         timings = [timing for load in self.loads.values() for timing in load.timings]
         if engine.clock != "engine" or not tells_times(timings):
             raise UserError(
-                f"run={setup.run.folder}: no R(K, B): a plan needs the prefill and the decoding of"
+                f"{as_typed('run', setup.run.folder)}: no R(K, B): a plan needs the prefill and"
+                " the decoding of"
                 f" each request by the clock of the server, and {_why_untold(engine)}"
             )
         # Where the run's command can be typed again
         command = setup.command_line("concurrency=[1,2,4]")
         how = f"this measures them: {command}" if command else "give the run concurrency=[1,2,4]"
         raise UserError(
-            f"run={setup.run.folder}: no R(K, B) at temperature {self.temperature:g}: it timed too"
+            f"{as_typed('run', setup.run.folder)}: no R(K, B) at temperature"
+            f" {self.temperature:g}: it timed too"
             f" few requests side by side; {how}"
         )
 

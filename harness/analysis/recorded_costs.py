@@ -16,6 +16,7 @@ from harness.analysis.server_predictions import (
 )
 from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
+from harness.command_words import as_typed
 from harness.records import GREEDY, UserError, where
 from harness.storage import StoredRun
 from harness.storage.manifest import CostsAt, EngineCosts, ModelEntry
@@ -30,7 +31,7 @@ def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -
         UserError: it timed too little, does not say how its engine accepts or counts, or that
             engine is not lossless there.
     """
-    setup, key = Setup(run), f"latency_from={run.folder}"
+    setup, key = Setup(run), as_typed("latency_from", run.folder)
     if setup.engine is None or not run.trials:
         raise UserError(f"{key}: no request of that run was answered; name another one")
     texts, engine = served_texts(setup), setup.engine
@@ -69,7 +70,7 @@ def _not_timed(
     costs: EngineCosts, server: TimedServer, temperatures: Sequence[float], ks: Sequence[int]
 ) -> Iterator[str]:
     """A line for each asked temperature or K whose costs the run does not tell."""
-    key, most = f"latency_from={costs.run}", max(ks, default=0)
+    key, most = as_typed("latency_from", costs.run), max(ks, default=0)
     for temperature in temperatures:
         unlike = _changes_texts(server, temperature)
         if unlike is not None:

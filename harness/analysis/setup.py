@@ -5,13 +5,17 @@ and nowhere else.
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any, cast
 
 import numpy as np
+import yaml
 
+from harness.command_words import of_hydra
+from harness.config import CONF_DIR, OWN_DRAFT, SCHEMAS, SHIPPED_SETS, keys_of
 from harness.engine_facts.draft_kinds import DraftKind
 from harness.engine_facts.engines import with_lines
 from harness.records import ResultRow, Rule, ServingEngine, grouped, where
@@ -194,6 +198,57 @@ class Setup:
         return shlex.join(words)
 
 
+# Keys, and groups of keys, that are passed on to another command on the same texts and machine
+WORKLOAD = (
+    *("model", "prompts", "decode", "new_tokens", "seed"),
+    *("device", "backend", "threads", "results_root"),
+)
+# Keys that bring others, which the command line does not show
+BRINGING_OTHERS = frozenset({"resume", "traces_from", "experiment"})
+
+
+def workload_words(setup: Setup) -> tuple[str, ...]:
+    """The words of the command line on the texts and the machine, not quoted for a shell.
+
+    Those of the stored configuration that are no defaults, where a run or an experiment brought
+    some.
+    """
+    typed = {word: word.partition("=")[0].lstrip("+") for word in setup.environment.command}
+    if BRINGING_OTHERS.isdisjoint(typed.values()):
+        return tuple(
+            word for word, key in typed.items() if "=" in word and key.split(".")[0] in WORKLOAD
+        )
+    return tuple(_stored_words(setup))
+
+
+def _stored_words(setup: Setup) -> Iterator[str]:
+    """Words for the keys of the stored configuration that are not as they are by default."""
+    target, prompts = setup.conf("model"), setup.conf("prompts")
+    name = str(target.get("name"))
+    shipped = (CONF_DIR / "model" / f"{name}.yaml").is_file()
+    chosen = {"model": name if shipped else OWN_DRAFT, "prompts": "default", "device": "auto"}
+    defaults = {
+        f"{group}.{key}": value
+        for group, entry in {**chosen, "decode": "default"}.items()
+        for key, value in yaml.safe_load((CONF_DIR / group / f"{entry}.yaml").read_text()).items()
+    }
+    if not shipped:
+        defaults["model.name"] = PurePath(str(target.get("id")).replace(":", "/")).name
+    # What `check` fills in
+    if not prompts.get("files") or prompts.get("limit_files"):
+        defaults["prompts.limit_files"] = prompts.get("limit_files")
+    if prompts.get("sets") in ([], [*SHIPPED_SETS]):
+        defaults["prompts.sets"] = prompts["sets"]
+    for key, entry in keys_of(SCHEMAS[setup.run.door]):
+        group, _, inside = key.rpartition(".")
+        stored = setup.conf(group) if group else setup.run.config
+        if key.split(".")[0] not in WORKLOAD or inside not in stored:
+            continue
+        usual = [] if entry.default is MISSING else entry.default
+        if stored[inside] != defaults.get(key, usual):
+            yield f"{key}={of_hydra(stored[inside])}"
+
+
 def request_weights(setup: Setup) -> Mapping[str, float] | None:
     """The weights of the prompt sets as shares of requests, where these are counted.
 
@@ -297,6 +352,7 @@ def _made_with(setup: Setup) -> MadeWith:
     commit = known.get("git.commit")
     return MadeWith(
         command=setup.command_line(),
+        workload=workload_words(setup),
         device=setup.environment.device_name,
         versions={label: str(version) for label, version in versions.items()},
         commit=None if commit is None else str(commit),

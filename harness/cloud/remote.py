@@ -30,6 +30,7 @@ from typing import Any, TextIO
 from harness import formatting as fmt
 from harness.cli import compose, work
 from harness.cloud.jobs import SMOKE, Job, plan_jobs
+from harness.command_words import as_typed, command
 from harness.commands.run_lifecycle import Outcome
 from harness.config import CONF_DIR
 from harness.measurement.environment import device_name
@@ -133,7 +134,7 @@ class Delivery:
         if self.error is not None:
             lines += [
                 f"{job}: failed: {self.error}",
-                f"note: what it had stored came back: python -m harness.report run={folder}",
+                f"note: what it had stored came back: {command('report', as_typed('run', folder))}",
             ]
         elif self.status:
             lines.append("note: some cells did not complete; --resume runs them again")

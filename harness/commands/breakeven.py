@@ -34,6 +34,7 @@ from harness.analysis.breakeven import (
     with_baseline,
 )
 from harness.analysis.round_costs import Latency, latency_of_draft
+from harness.command_words import as_typed
 from harness.commands.run_lifecycle import Outcome, concluded
 from harness.config import BreakevenConfig
 from harness.measurement.environment import describe_host
@@ -115,10 +116,13 @@ def latency_of_run(folder: str) -> Latency:
     run = load(folder)
     drafts = sorted({timing.model for timing in run.timings if timing.role == "draft"})
     if not drafts or not any(timing.role == "target" for timing in run.timings):
-        raise UserError(f"latency_from={folder}: no step times there; name a profile or a sweep")
+        raise UserError(
+            f"{as_typed('latency_from', folder)}: no step times there; name a profile or a sweep"
+        )
     if len(drafts) > 1:
         raise UserError(
-            f"latency_from={folder}: times of {', '.join(drafts)}; name a run with one draft"
+            f"{as_typed('latency_from', folder)}: times of {', '.join(drafts)}; name a run with"
+            " one draft"
         )
     latency = latency_of_draft(run, drafts[0], GREEDY)
     assert latency is not None  # its steps were timed

@@ -14,6 +14,7 @@ from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.recorded_costs import costs_of
 from harness.analysis.round_costs import LOOKUP_S
 from harness.analysis.setup import Setup
+from harness.command_words import as_typed, command
 from harness.config import (
     AuditionConfig,
     DecodeConf,
@@ -81,7 +82,7 @@ def stored_traces(
     Raises:
         UserError: a run without traces, or of another model, other prompts or sampling parameters.
     """
-    key = f"traces_from={config.traces_from}"
+    key = as_typed("traces_from", config.traces_from)
     run = load(str(config.traces_from))
     check_source(key, run, config.decode)
     by_draft = grouped(run.traces, lambda trace: trace.draft)
@@ -166,8 +167,8 @@ def _how_to_get(run: StoredRun) -> str:
         return "name the folder of an audition, or of a sweep, that has it"
     stopped = run.manifest.interrupted_by
     why = f", interrupted by {stopped}" if stopped else ""
-    command = f"python -m harness.{run.door} resume={run.folder}"
-    return f"that run is unfinished{why}: {command} completes it"
+    again = command(run.door, as_typed("resume", run.folder))
+    return f"that run is unfinished{why}: {again} completes it"
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> StoredTexts:
     Raises:
         UserError: as `stored_traces`; another seed, budget, number of repetitions or temperature.
     """
-    key = f"traces_from={config.traces_from}"
+    key = as_typed("traces_from", config.traces_from)
     traces, run = stored_traces(config, drafts, partly=True)
     _check_same(key, "", run.config, config, ("seed", "new_tokens", "repetitions", "temperature"))
     wanted = set(_text_keys(run, prompt_sets.load(config.prompts)))
@@ -272,7 +273,7 @@ def stored_times(
         raise UserError("latency.target_ms: give it with latency.draft_ms and latency.verify_ms")
     key = "latency"
     if config.latency_from is not None:
-        key, source = f"latency_from={config.latency_from}", load(config.latency_from)
+        key, source = as_typed("latency_from", config.latency_from), load(config.latency_from)
         if source.door == SERVER:
             return StoredTimes(engine=engine_costs(config, source))
         if not source.timings:
@@ -309,7 +310,7 @@ def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> Eng
         UserError: rounds of these K or temperatures are not known there, drafts are sampled there
             in another way than here, or it was measured on another card than `gpu`.
     """
-    key = f"latency_from={source.folder}"
+    key = as_typed("latency_from", source.folder)
     if config.decode.stop != "none":
         raise UserError(f"decode.stop={config.decode.stop}: not with {key}, whose rounds draft K")
     if source.manifest.status == "running":
@@ -374,7 +375,8 @@ def costs_of_sweep(config: SweepConfig) -> EngineCosts | None:
     source = load(config.latency_from)
     if source.door != SERVER:
         raise UserError(
-            f"latency_from={config.latency_from}: made by {source.door}, and a sweep times its own"
+            f"{as_typed('latency_from', config.latency_from)}: made by {source.door}, and a sweep"
+            " times its own"
             " rounds; name a run of python -m harness.server, or leave it out"
         )
     return engine_costs(config, source)

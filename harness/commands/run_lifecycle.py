@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
+from harness.command_words import as_typed
 from harness.commands.progress import fetching, progress, say
 from harness.config import AuditionConfig, PairConfig
 from harness.measurement.environment import CardWatch, OtherLoad
@@ -193,7 +194,7 @@ def resumable(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        again = f"what was measured is stored, resume={folder.path} continues the run"
+        again = f"what was measured is stored, {as_typed('resume', folder.path)} continues the run"
         error.args = (f"{error}; {again}",)
         raise
 

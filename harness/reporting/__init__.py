@@ -35,8 +35,13 @@ def render(summary: Summary, folder: Path) -> None:
     with files.writing(folder):
         drawn = plots.draw(summary, folder / "plots")
         content = content_of(summary)
-        files.write(folder / "report.md", markdown.report(content, drawn, folder).encode())
-        files.write(folder / "report.html", html.report(content, drawn).encode())
+        files.write(
+            folder / "report.md",
+            markdown.report(content, drawn, folder).encode(errors="backslashreplace"),
+        )
+        files.write(
+            folder / "report.html", html.report(content, drawn).encode(errors="backslashreplace")
+        )
 
 
 def show(summary: Summary, out: "Console | None" = None, *, verbose: Verbose = False) -> None:

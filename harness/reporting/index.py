@@ -98,7 +98,7 @@ def render(root: Path, lines: Sequence[Line]) -> Path:
         troubles=[line.error for line in lines if line.error],
     )
     file = root / FILE
-    files.write(file, text.encode())
+    files.write(file, text.encode(errors="backslashreplace"))
     return file
 
 

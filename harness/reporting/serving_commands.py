@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness import formatting as fmt
+from harness.command_words import as_typed, command
 from harness.config import CONF_DIR, OWN_DRAFT
 from harness.engine_facts.draft_kinds import DRAFTS, DraftKind, kind_of
 from harness.engine_facts.engines import ENGINES, drafts_alike, spec_of, with_lines
@@ -92,16 +93,9 @@ UNKNOWN = (
 UNKNOWN_SERVED = "The records do not say what the draft is, so there is no line for its server."
 IF_IT_PAYS, UNTIL_THEN = "If it pays:", "Until then, without a draft:"
 AS_FAST = "If it is as fast as the K by load:"
-# Keys, and groups of keys, that are passed on to another command on the same texts and machine
-KEPT = frozenset(
-    {
-        *("model", "prompts", "decode", "new_tokens", "seed"),
-        *("device", "backend", "threads", "results_root"),
-    }
-)
-# Those of them that apply to the harness's own loop and to no server
+# Keys of the workload that apply to the harness's own loop and to no server
 OF_THE_LOOP = ("device", "backend", "decode.stop", "decode.acceptance")
-ATTACHED = "'url=[PLAIN,SPECULATIVE]'"  # servers that run already
+ATTACHED = as_typed("url", ["PLAIN", "SPECULATIVE"])  # servers that run already
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
 
 
@@ -313,12 +307,13 @@ def measure_command(summary: Summary, server: str, answer: Answer) -> str | None
     if pair is None:
         return None
     served_by = served_target(summary)
-    keys = [f"engine={engine.name}"]
+    keys = [as_typed("engine", engine.name)]
     keys += [ATTACHED] if served_by == engine.name or not engine.starts else []
     keys += ["score=false"] if served_by == engine.name else []
-    keys += [model_keys(summary), pair, f"k={k}", f"temperature={answer.temperature:g}"]
-    keys += [f"decode.rule={variant.rule}"] if variant.rule != engine.rule else []
-    return f"python -m harness.server {' '.join(keys)}{other_keys(summary, OF_THE_LOOP)}"
+    keys += [*model_keys(summary), *pair]
+    keys += [as_typed("k", k), as_typed("temperature", answer.temperature)]
+    keys += [as_typed("decode.rule", variant.rule)] if variant.rule != engine.rule else []
+    return command("server", *keys, *other_keys(summary, OF_THE_LOOP))
 
 
 def served_target(summary: Summary) -> str | None:
@@ -327,41 +322,40 @@ def served_target(summary: Summary) -> str | None:
     return next((str(engine) for engine in found), None)
 
 
-def model_keys(summary: Summary) -> str:
-    """The command line keys of the target."""
+def model_keys(summary: Summary) -> tuple[str, ...]:
+    """The command line keys of the target, quoted."""
     name = summary.run.model or ""
     if _ships("model", name):
-        return f"model={name}"
-    return f"model=hf model.id={shlex.quote(_target(summary))}"
+        return (as_typed("model", name),)
+    return "model=hf", as_typed("model.id", _target(summary))
 
 
-def other_keys(summary: Summary, but: Sequence[str] = ()) -> str:
+def other_keys(summary: Summary, but: Sequence[str] = ()) -> tuple[str, ...]:
     """The other keys of the run on its texts and its machine, quoted, without those of `but`."""
-    words = shlex.split(summary.run.made_with.command or "")
-    named = {word: word.partition("=")[0] for word in words if "=" in word}
-    return "".join(
-        f" {shlex.quote(word)}"
+    named = {word: word.partition("=")[0] for word in summary.run.made_with.workload}
+    return tuple(
+        shlex.quote(word)
         for word, key in named.items()
-        if key.partition(".")[0] in KEPT
-        and key not in ("model", "model.id", "decode.rule", *but)
+        if key not in ("model", "model.id", "decode.rule", *but)
         and not key.startswith(tuple(f"{group}." for group in but))
     )
 
 
-def draft_keys(summary: Summary, draft: str) -> str | None:
-    """The command line keys of a draft; None where no keys name it."""
+def draft_keys(summary: Summary, draft: str) -> tuple[str, ...] | None:
+    """The command line keys of a draft, quoted; None where no keys name it."""
     kind, facts = kind_of(draft, summary.run.models), summary.run.facts_of(draft)
     spec = DRAFTS.get(kind)
     if facts is not None and facts.layers is not None and kind == "early_exit":
-        return f"draft=early_exit draft.layers={facts.layers}"
+        return "draft=early_exit", as_typed("draft.layers", facts.layers)
     if draft != OWN_DRAFT and _ships("draft", draft):
-        return f"draft={draft}"
+        return (as_typed("draft", draft),)
     if spec is not None and spec.looks_up:
-        return f"draft={OWN_DRAFT} draft.id={kind} draft.kind={kind}"
+        named = as_typed("draft.id", kind), as_typed("draft.kind", kind)
+        return as_typed("draft", OWN_DRAFT), *named
     if facts is None or facts.id is None or kind == "copy":
         return None
     group = OWN_DRAFT if facts.kind == "model" else facts.kind
-    return f"draft={group} draft.id={shlex.quote(facts.id)}"
+    return as_typed("draft", group), as_typed("draft.id", facts.id)
 
 
 def _ships(group: str, name: str) -> bool:
@@ -473,13 +467,12 @@ def _measure_schedule(summary: Summary, schedule: Schedule, measured: ServedSumm
     loads = [entry.concurrency for entry in schedule.entries]
     ends = [*(low - 1 for low in [*k_by_load][1:]), max(*loads, *k_by_load)]
     ranges = [[low, end, k] for (low, k), end in zip(k_by_load.items(), ends, strict=True)]
-    listed = ",".join(f"[{','.join(map(str, each))}]" for each in ranges)
-    keys = [
-        f"engine={engine.name}", model_keys(summary), pair,
-        f"k=[{max(k_by_load.values())}]", f"temperature={schedule.temperature:g}",
-        f"'schedule=[{listed}]'", f"'concurrency=[{','.join(map(str, loads))}]'",
-    ]  # fmt: skip
-    return f"python -m harness.server {' '.join(keys)}{other_keys(summary, OF_THE_LOOP)}"
+    keys = (
+        *(as_typed("engine", engine.name), *model_keys(summary), *pair),
+        *(as_typed("k", max(k_by_load.values())), as_typed("temperature", schedule.temperature)),
+        *(as_typed("schedule", ranges), as_typed("concurrency", loads)),
+    )
+    return command("server", *keys, *other_keys(summary, OF_THE_LOOP))
 
 
 def _server_per_k(

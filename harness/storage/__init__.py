@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from harness.command_words import as_typed
 from harness.records import (
     SCHEMA_VERSION,
     DraftConfidence,
@@ -334,7 +335,8 @@ def refuse_lost(run: StoredRun) -> None:
     else:
         return
     raise UserError(
-        f"{lost}; put back a copy of it, resume={run.folder} measures again what it held, or delete"
+        f"{lost}; put back a copy of it, {as_typed('resume', run.folder)} measures again what it"
+        " held, or delete"
         f" {run.folder / files.CHECKSUMS} to read the folder unverified"
     )
 

@@ -7,6 +7,7 @@ every command's --help imports this module.
 import csv
 import io
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import yaml
 
+from harness.command_words import as_typed
 from harness.records import (
     SCHEMA_VERSION,
     LatencyRow,
@@ -180,8 +182,8 @@ def _damaged_lines(file: Path, reasons: Mapping[int, str]) -> UserError:
     delete = ";".join(f"{number}d" for number in list(reasons)[: MAX_LINES_NAMED + 1])
     return UserError(
         f"{file}, line {first}: damaged ({reasons[first]}){more}{ellipsis}; put back a copy of the "
-        f"file, or delete what is damaged (sed -i.bak '{delete}' {file}) and resume={file.parent}, "
-        "which measures only that again"
+        f"file, or delete what is damaged (sed -i.bak '{delete}' {shlex.quote(str(file))}) and"
+        f" {as_typed('resume', file.parent)}, which measures only that again"
     )
 
 

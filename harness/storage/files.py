@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness.command_words import as_typed
 from harness.records import UserError, first_line
 
 CHECKSUMS = "checksums.json"
@@ -95,7 +96,7 @@ def writing(folder: Path) -> Iterator[None]:
         what = f"{name}: {said}" if name else said
         raise UserError(
             f"{folder}: cannot be written ({what}); what was stored there before is intact, and "
-            f"resume={folder} continues the run once this is fixed"
+            f"{as_typed('resume', folder)} continues the run once this is fixed"
         ) from error
 
 

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary, finalize
 
 from filelock import FileLock, Timeout
 
+from harness.command_words import as_typed
 from harness.records import UserError
 from harness.storage.files import writing
 
@@ -39,7 +40,8 @@ class Lock:
             lock.acquire()
         except Timeout as error:
             raise Busy(
-                f"resume={folder}: {_holder(file)} is writing this run, and only one process may:"
+                f"{as_typed('resume', folder)}: {_holder(file)} is writing this run, and only one"
+                " process may:"
                 " wait until it ends, or stop it"
             ) from error
         except OSError as error:

@@ -18,6 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from harness.command_words import as_typed
 from harness.config import split_draft
 from harness.records import ServingEngine, UserError
 from harness.storage.contents import flattened
@@ -75,11 +76,11 @@ def check_command(
 ) -> None:
     """Refuse another command than the run's, or another configuration: every differing key."""
     if stored.door != door:
-        raise UserError(f"resume={folder}: made by {stored.door}, not by {door}")
+        raise UserError(f"{as_typed('resume', folder)}: made by {stored.door}, not by {door}")
     differing = differences(stored_config, config, free_keys(door))
     if differing:
         raise UserError(
-            f"resume={folder}: its configuration differs in {', '.join(differing)}; "
+            f"{as_typed('resume', folder)}: its configuration differs in {', '.join(differing)}; "
             "leave out what the run has already, or start a new run without resume="
         )
 
@@ -122,7 +123,7 @@ def check_loaded(
     ]
     if changed:
         raise UserError(
-            f"resume={folder}: {' and '.join(changed)} changed since; "
+            f"{as_typed('resume', folder)}: {' and '.join(changed)} changed since; "
             "one run cannot mix the two, start a new one without resume="
         )
 
@@ -135,7 +136,8 @@ def check_engine(
     changed = [name for name in compared if getattr(stored, name) != getattr(now, name)]
     if changed:
         raise UserError(
-            f"resume={folder}: the server's {' and '.join(changed)} changed since; one run"
+            f"{as_typed('resume', folder)}: the server's {' and '.join(changed)} changed since;"
+            " one run"
             " cannot mix the two, start a new one without resume="
         )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from harness.command_words import as_typed
 from harness.engine_facts.draft_kinds import DRAFTS
 from harness.records import GREEDY_RESULTS, grouped
 from harness.summary import RunFacts, Summary, TextCheck
@@ -44,7 +45,7 @@ def status(run: RunFacts) -> str | None:
         return f"PARTIAL RANKING: {run.ranked} of {drafts} drafts are ranked.{incomplete}"
     if run.status == "complete":
         return f"PARTIAL RUN: some cells did not complete.{incomplete}" if cells else None
-    again = f"resume={run.folder} continues it"
+    again = f"{as_typed('resume', run.folder)} continues it"
     if run.status == "failed":
         return f"FAILED RUN: what follows is what was stored ({again}).{incomplete}"
     if run.status == "running":

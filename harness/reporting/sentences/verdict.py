@@ -4,7 +4,6 @@ Functions named `of_...` return the verdicts of a command's page, functions name
 next step; `reporting.pages` names them.
 """
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +12,7 @@ from pathlib import PurePath
 from harness import formatting as fmt
 from harness.analysis.caveats import Quoted
 from harness.analysis.caveats.servers import scores
+from harness.command_words import as_typed, command
 from harness.engine_facts.draft_kinds import kind_of
 from harness.engine_facts.engines import OWN, spec_of
 from harness.records import GREEDY, first
@@ -468,15 +468,15 @@ def after_arithmetic(summary: Summary) -> NextStep | None:
     """A sweep, which measures alpha; None where no alpha would pay."""
     if not any(ceiling.breakeven_alpha is not None for ceiling in summary.ceilings):
         return None
-    keys = "model=ORG/TARGET draft=ORG/DRAFT"
-    return NextStep("a sweep measures alpha for a pair", f"python -m harness.sweep {keys}")
+    pair = command("sweep", "model=ORG/TARGET", "draft=ORG/DRAFT")
+    return NextStep("a sweep measures alpha for a pair", pair)
 
 
 def after_counters(summary: Summary) -> NextStep | None:
     """The times of rounds, which say which K pays; None where they are known."""
     if summary.running is None or summary.round_times or not summary.from_acceptance:
         return None
-    asked = "python -m harness.report metrics=URL latency_from=SERVER_RUN"
+    asked = command("report", "metrics=URL", "latency_from=SERVER_RUN")
     return NextStep("the round times of a run say which K pays", asked)
 
 
@@ -484,7 +484,7 @@ def after_a_profile(summary: Summary) -> NextStep:
     """A sweep of the pair, which measures its alpha."""
     draft = summary.run.draft
     pair = None if draft is None else serving_commands.draft_keys(summary, draft)
-    sweep = "" if pair is None else _sweep(summary, pair)
+    sweep = "" if pair is None else _sweep(summary, *pair)
     return NextStep("a sweep measures whether alpha is that high", sweep)
 
 
@@ -521,13 +521,11 @@ def after_an_audition(summary: Summary) -> NextStep | None:
     pair = serving_commands.draft_keys(summary, str(answer.draft))
     if pair is None:
         return None
-    rule = "" if answer.temperature == GREEDY else f" decode.rule={answer.rule}"
+    rule = "" if answer.temperature == GREEDY else as_typed("decode.rule", answer.rule)
     typed = str(summary.run.made_with.command)
-    known = not any(f" {key}=" in typed for key in ("resume", "traces_from", "scores_from"))
     text = f"measure it on {OWN.title}"
-    text = text if known else f"{text}, with the other keys of this run's texts"
-    drafting = f"k={answer.k} temperature={answer.temperature:g}"
-    return NextStep(text, _sweep(summary, f"{pair} {drafting}{rule}"))
+    text = f"{text}, with the other keys of this run's texts" if "scores_from=" in typed else text
+    return NextStep(text, _sweep(summary, *pair, *_drafting(answer), rule))
 
 
 def _decided(summary: Summary) -> Answer | None:
@@ -542,15 +540,17 @@ def _decided(summary: Summary) -> Answer | None:
 def _other_draft(summary: Summary) -> NextStep:
     """An audition of other drafts, at the measured server's costs where these hold for them."""
     keys = (
-        f"{serving_commands.model_keys(summary)} drafts=auto{serving_commands.other_keys(summary)}"
+        *serving_commands.model_keys(summary),
+        "drafts=auto",
+        *serving_commands.other_keys(summary),
     )
     measured = summary.served
     if measured is not None and measured.costs and measured.engine != OWN.name:
         # The costs of rounds with a look-up or a head do not hold for another kind of draft
         if kind_of(summary.run.draft, summary.run.models) not in ("model", "copy"):
             return OTHER_DRAFT
-        keys = f"{keys} {_at_its_costs(summary, measured)}"
-    return NextStep(AUDITION, f"python -m harness.audition {keys}")
+        keys = (*keys, *_at_its_costs(summary, measured))
+    return NextStep(AUDITION, command("audition", *keys))
 
 
 def _measured_there(summary: Summary, answer: Answer) -> NextStep | None:
@@ -561,14 +561,18 @@ def _measured_there(summary: Summary, answer: Answer) -> NextStep | None:
     served_by = serving_commands.served_target(summary)
     if served_by is None:
         return None
-    drafting = f"k={answer.k} temperature={answer.temperature:g}"
-    keys = f"engine={served_by} {drafting} {serving_commands.ATTACHED} score=false"
+    keys = (as_typed("engine", served_by), *_drafting(answer), serving_commands.ATTACHED)
     others = serving_commands.other_keys(summary, serving_commands.OF_THE_LOOP)
-    measure = f"python -m harness.server {keys}{others}"
+    measure = command("server", *keys, "score=false", *others)
     return NextStep("start its server with this draft too, and measure both", measure)
 
 
-def _at_its_costs(summary: Summary, measured: ServedSummary) -> str:
+def _drafting(answer: Answer) -> tuple[str, str]:
+    """The keys of an answer's K and temperature."""
+    return as_typed("k", answer.k), as_typed("temperature", answer.temperature)
+
+
+def _at_its_costs(summary: Summary, measured: ServedSummary) -> tuple[str, ...]:
     """The keys of an audition at a server run's costs: the K and temperatures that it timed."""
     lossy = {
         answer.temperature
@@ -578,14 +582,13 @@ def _at_its_costs(summary: Summary, measured: ServedSummary) -> str:
     costs = [each for each in measured.costs if each.temperature not in lossy] or measured.costs
     # The K that were timed at every temperature
     ks = sorted(set.intersection(*({k for k in each.round_s if k} for each in costs)))
-    temperatures = ",".join(f"{each.temperature:g}" for each in costs)
-    words = [
-        *(f"k=[{','.join(map(str, ks))}]", f"temperature=[{temperatures}]"),
-        f"latency_from={summary.run.folder}",
-    ]
-    return shlex.join(words)
+    return (
+        as_typed("k", ks),
+        as_typed("temperature", [each.temperature for each in costs]),
+        as_typed("latency_from", summary.run.folder),
+    )
 
 
-def _sweep(summary: Summary, keys: str) -> str:
-    keys = f"{serving_commands.model_keys(summary)} {keys}{serving_commands.other_keys(summary)}"
-    return f"python -m harness.sweep {keys}"
+def _sweep(summary: Summary, *keys: str) -> str:
+    target, others = serving_commands.model_keys(summary), serving_commands.other_keys(summary)
+    return command("sweep", *target, *keys, *others)
