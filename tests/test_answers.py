@@ -469,7 +469,7 @@ def test_a_k_beyond_the_times_is_left_out_and_named() -> None:
     [
         ({}, "draft=tiny_good "),
         ({"name": "mine", "id": "org/draft"}, "draft=hf draft.id=org/draft "),
-        ({"name": "eagle3", "id": "/a head", "kind": "eagle3"}, "draft=eagle3 draft.id='/a head' "),
+        ({"name": "eagle3", "id": "/a head", "kind": "eagle3"}, "draft=eagle3 'draft.id=\"/a head\"' "),
         ({"name": "half", "kind": "early_exit", "layers": 8}, "draft=early_exit draft.layers=8 "),
         ({"name": "mine", "id": None}, None),
     ],

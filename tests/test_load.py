@@ -860,7 +860,7 @@ def test_a_printed_schedule_comes_with_the_command_that_measures_its_server():
     served = ServedSummary("vllm", "1", None, "cpu", True, schedules=(Schedule(0.0, entries),))
     (snippet,) = schedule_snippets(Summary(run, served=served))
     assert snippet.measure == (
-        "python -m harness.server engine=vllm model=tiny draft=tiny_good k=[4] temperature=0"
+        "python -m harness.server engine=vllm model=tiny draft=tiny_good k=4 temperature=0"
         " 'schedule=[[1,4,4],[5,16,2]]' 'concurrency=[1,4,16]'"
     )
     config = compose("server", shlex.split(snippet.measure)[3:])
