@@ -26,6 +26,9 @@ from harness.theory.acceptance import conditional
 
 WARMUP_TOKENS = 8
 
+# The models of each request, or of several that are run side by side
+ModelsOf = Callable[[Request], Models] | SideBySide
+
 
 def requests_of(pair: Pair, config: PairConfig, tasks: Sequence[Task]) -> list[Request]:
     """The requests of some tasks, in their order."""
@@ -130,7 +133,7 @@ def _identity(conf: ModelConf) -> dict[str, object]:
 def run_requests(
     folder: RunFolder,
     requests: Sequence[Request],
-    models: Callable[[Request], Models] | SideBySide,
+    models: ModelsOf,
     label: str,
     between: Callable[[float], None] = lambda _: None,
     *,
@@ -159,9 +162,7 @@ def run_requests(
     return [trial for trial in folder.trials.read() if trial.cell in wanted]
 
 
-def _together(
-    requests: Sequence[Request], models: Callable[[Request], Models] | SideBySide
-) -> Iterator[list[Request]]:
+def _together(requests: Sequence[Request], models: ModelsOf) -> Iterator[list[Request]]:
     """The requests that are run at once: successive ones of a text, or single ones."""
     for _, group in groupby(requests, lambda entry: (entry.key, entry.turn)):
         entries = list(group)
@@ -171,9 +172,7 @@ def _together(
             yield from ([entry] for entry in entries)
 
 
-def _of_group(
-    group: Sequence[Request], models: Callable[[Request], Models] | SideBySide
-) -> list[Models]:
+def _of_group(group: Sequence[Request], models: ModelsOf) -> list[Models]:
     if isinstance(models, SideBySide):
         return models.models(len(group))
     return [models(entry) for entry in group]
@@ -181,7 +180,7 @@ def _of_group(
 
 def _warm_up(
     requests: Sequence[Request],
-    models: Callable[[Request], Models] | SideBySide,
+    models: ModelsOf,
     warmed: set[Hashable],
 ) -> None:
     """A few unmeasured tokens of each kind: first calls allocate, compile, record, fill caches."""

@@ -169,12 +169,14 @@ def run_side_by_side(requests: Sequence[Request], models: Sequence[Models]) -> l
         while running := [each for each in generations if each.running]:
             behind = min(running, key=lambda each: each.share)
             behind.go_on(SLICE if len(running) > 1 else None)
-    return [
-        run_side_by_side([request], [own])[0]
-        if each.out_of_memory and len(requests) > 1  # the others' caches are part of that
-        else each.trial()
-        for each, request, own in zip(generations, requests, models, strict=True)
-    ]
+    trials = [each.trial() for each in generations]
+    alone = [at for at, each in enumerate(generations) if each.out_of_memory]
+    if alone and len(requests) > 1:  # the others' caches took a part of the memory
+        for each in generations:
+            each.release()
+        for at in alone:
+            (trials[at],) = run_side_by_side([requests[at]], [models[at]])
+    return trials
 
 
 class _Generating:
@@ -290,11 +292,15 @@ class _Generating:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            for model in _models(self._target, self._draft):
-                model.prefill([])  # frees what the failed generation kept
-            torch.cuda.empty_cache()
+            self.release()
             self._error = f"out of memory: {first_line(error, 285)}"
             self.running, self.out_of_memory = False, True
+
+    def release(self) -> None:
+        """Free what its models have cached."""
+        for model in _models(self._target, self._draft):
+            model.prefill([])
+        torch.cuda.empty_cache()
 
     @property
     def _decode_s(self) -> float:

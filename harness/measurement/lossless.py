@@ -262,11 +262,7 @@ def distribution_tests(
         draft_probs = _looked_up_along(draft, prompt, forced, target_probs)
     elif isinstance(draft, HeadDrafter):
         target.prefill(prompt[:-1])
-        draft.begin(prompt)
-        logits = draft.logits_along(forced)
-        drafted = _sampled(logits, prompt, forced[: max(0, len(logits) - 1)], sampling, "draft")
-        draft_probs = torch.zeros_like(target_probs[:-1])
-        draft_probs[: len(drafted)] = drafted
+        draft_probs = _head_drafted_along(draft, prompt, forced, sampling, target_probs)
     else:
         draft_probs = _probs_along(draft, prompt, forced, sampling, "draft")[:-1]
     distributions = _Distributions(
@@ -284,6 +280,22 @@ def distribution_tests(
         cell = (sampling.temperature, num_draft_tokens, offset, draws)
         tests.append(DistributionTest(*cell, *test, result="PASS"))
     return tests
+
+
+def _head_drafted_along(
+    head: HeadDrafter,
+    prompt: Sequence[int],
+    forced: Tensor,
+    sampling: SamplingParameters,
+    target_probs: Tensor,
+) -> Tensor:
+    """A head's distributions [K, vocab]; the target must have read the prompt."""
+    head.begin(prompt)
+    logits = head.logits_along(forced)
+    drafted = _sampled(logits, prompt, forced[: max(0, len(logits) - 1)], sampling, "draft")
+    probs = torch.zeros_like(target_probs[:-1])
+    probs[: len(drafted)] = drafted
+    return probs
 
 
 def _drawn_at(
