@@ -98,6 +98,7 @@ REMOVED = {
     "prompts.sample_seed": "a log has one sample of each size, prompts.sample=",
     "prompts.schema": "nothing takes its place; answers of a server are not checked",
     "prompts.tools": "write each prompt's tools into its entry, as docs/prompts.md has it",
+    "scores_from": "drafts= takes a draft's folder, and scores it; traces_from= a run's scores",
     "show": "trials.jsonl has the texts; the checks name the first token that differs",
     "together": "arrivals=FILE takes the bursts of a log",
     "training_log": "nothing takes its place; audition the head, which measures what is accepted",
@@ -484,12 +485,6 @@ def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
         if missing := sorted(OmegaConf.missing_keys(config)):
             give = " ".join(f"{key}=..." for key in missing)
             raise UserError(f"{missing[0]}: no value and no default; give {give}")
-        named = any(word.startswith(("model", "experiment")) for word in words)
-        if config.get("scores_from") and config.get("resume") is None and not named:
-            raise UserError(
-                "scores_from: give model=, the target whose texts were scored (model=hf"
-                " model.id=ORG/TARGET)"
-            )
         _refuse_files_of_no_model(words)
         resolved = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
@@ -611,7 +606,6 @@ def draft_confs(config: AuditionConfig) -> list[DraftConf]:
     """The configurations of an audition's drafts; that of `draft` for the entry that means it.
 
     The entry `auto` stands for the shipped drafts that can serve the target and are not named.
-    With `scores_from` they say what drafts of its tables are, and may be few or none.
     """
     typed, entries = config.draft, config.drafts or []
     named: list[DraftConf] = [

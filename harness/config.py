@@ -993,9 +993,6 @@ class AuditionConfig(ModelsConfig):
     traces_from: str | None = key(
         None, "a run whose texts, scores and other keys are used", path=True
     )
-    scores_from: list[str] = key(
-        [], "scores made elsewhere (docs/scores.md)", distinct=True, path=True
-    )
     texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
     api_key_env: str | None = _api_key_env()
     served_name: str | None = _served_name()
@@ -1013,7 +1010,7 @@ class AuditionConfig(ModelsConfig):
         """The command, its drafts and their target, or the auditions whose cards are ranked."""
         if self.combine:
             return f"ranking the cards of {len(self.combine)} auditions"
-        return f"{command} of {', '.join(self.drafts or ['scored drafts'])} for {self.model.name}"
+        return f"{command} of {', '.join(self.drafts or [])} for {self.model.name}"
 
     def check(self) -> None:
         """A single draft is the only one, or one that `drafts` names; texts have one source.
@@ -1023,8 +1020,6 @@ class AuditionConfig(ModelsConfig):
         self.until = _checked_until(self)
         super().check()
         self._check_sources()
-        if self.scores_from:
-            return  # `drafts` says what drafts of its tables are, and may be none
         if self.drafts is None:
             self.drafts = [self.draft.name] if self.draft else [*EMBEDDED_DRAFTS]
         elif self.draft and not {OWN_DRAFT, self.draft.name} & {*self.drafts}:
@@ -1045,8 +1040,6 @@ class AuditionConfig(ModelsConfig):
     @property
     def not_in_looks(self) -> str | None:
         """The reason why no draft is dropped: scores or times are from elsewhere; else None."""
-        if self.scores_from:
-            return "scores_from, where every score is known"
         if self.texts_from is not None:
             return "texts_from, with which nothing is timed here"
         if self.traces_from is not None and not self.latency.measure:
@@ -1055,7 +1048,7 @@ class AuditionConfig(ModelsConfig):
 
     def _check_sources(self) -> None:
         """Refuse what does not go with texts, scores and times from elsewhere."""
-        given = [n for n in ("texts_from", "traces_from", "scores_from") if getattr(self, n)]
+        given = [n for n in ("texts_from", "traces_from") if getattr(self, n)]
         timed = self.latency.target_ms is not None or self.latency_from is not None
         for draft in map(split_draft, self.drafts or ()):
             if draft.id is not None and draft.id.startswith(("http://", "https://")):
@@ -1067,13 +1060,8 @@ class AuditionConfig(ModelsConfig):
             check_address("texts_from", self.texts_from)
             if self.decode.stop_strings:
                 raise UserError("texts_from: not with decode.stop_strings, which a server may cut")
-        if given[:2] == ["texts_from", "traces_from"]:
+        if len(given) > 1:
             raise UserError("texts_from and traces_from: give one of the two")
-        for name in ("draft", "traces_from", "texts_from") if self.scores_from else ():
-            if getattr(self, name):
-                raise UserError(f"{name}: not with scores_from; drafts= says what its drafts are")
-        if self.scores_from and AUTO_DRAFTS in (self.drafts or ()):
-            raise UserError("drafts=auto: not with scores_from; name the drafts of its tables")
         if given and given != ["traces_from"] and not timed:
             raise UserError(
                 f"{given[0]}: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"

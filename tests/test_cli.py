@@ -295,7 +295,7 @@ def test_a_path_may_begin_with_the_home_folder(
             key = name.rpartition(".")[2]
             if not entry.metadata.get("path") or key in ("resume", "traces_from"):
                 continue
-            listed = key in ("files", "scores_from", "combine", "runs", "records", "drafts")
+            listed = key in ("files", "combine", "runs", "records", "drafts")
             path = "a@~/my runs" if key == "drafts" else "~/my runs"
             register(command)
             words = as_hydra_takes(command, [f"{name}={of_hydra([path] if listed else path)}"])

@@ -77,11 +77,6 @@ REFUSED = {
         ("audition", "until=all budget_s=60", "budget_s: not with until=all; leave it out"),
         (
             "audition",
-            "until=decided scores_from=[a.csv] latency.target_ms=1 model=tiny",
-            "until=decided: not with scores_from, where every score is known; leave until out",
-        ),
-        (
-            "audition",
             "texts_from=http://localhost:1 latency.target_ms=1 budget_s=5",
             "budget_s: not with until=all, as it is with texts_from",
         ),

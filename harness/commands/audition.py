@@ -5,7 +5,6 @@ into this run's folder, so that it says everything by itself; with both from els
 loaded. The completions may come from a server of the target (`harness.commands.remote_texts`).
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from harness.analysis.setup import Setup
 from harness.commands.checks import Problems, check_run
 from harness.commands.completions import with_turns
 from harness.commands.draft_scoring import score_drafts
-from harness.commands.dry_run import print_audition, print_scores
+from harness.commands.dry_run import print_audition
 from harness.commands.opening import open_target
 from harness.commands.other_runs import (
     StoredTexts,
@@ -45,12 +44,10 @@ from harness.measurement.environment import describe_host
 from harness.records import Failure, Prompt, TextTrace, UserError
 from harness.storage import RunFolder, StoredRun, load
 from harness.storage.contents import read_config
-from harness.storage.imported_scores import read_tables
-from harness.storage.manifest import ModelEntry, TextsMadeWith, read_manifest
+from harness.storage.manifest import TextsMadeWith, read_manifest
 from harness.storage.resume import drafts_of
 
 AUDITION = "audition"
-OF_DRAFT = ("name", "id", "kind", "layers")
 # Entries of a manifest that say of what its texts and scores are
 OF_TEXTS = ("models", "prompts", "prompts_available", "prompts_log", "prompts_sha256")
 OF_BEST_CARD = ("environment", *OF_TEXTS, "seed", "engine_costs")
@@ -74,13 +71,6 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         raise UserError(f"drafts: {twice!r} is listed twice; name each once")
     for conf in drafts:
         check_replayed(conf)
-    if config.scores_from:
-        check_run(config, (), ())
-        traces = _scored_elsewhere(config, names)
-        if config.dry_run:
-            print_scores(config, traces)
-            return Outcome(None)
-        return concluded(_from_tables(config, drafts, traces), verbose=config.verbose)
     if not names:
         raise UserError("drafts=[]: name at least one, for example drafts=[tiny_good,ngram]")
     prompts = load_prompts(config)
@@ -179,52 +169,6 @@ def _from_elsewhere(
         environment=describe_host(),
         traces_from=str(source.folder),
         texts_made_with=TextsMadeWith(source.config["new_tokens"], source.config["repetitions"]),
-    )
-    return folder
-
-
-def _scored_elsewhere(config: AuditionConfig, named: Sequence[str]) -> list[TextTrace]:
-    """The scores of `scores_from`, which must reach the largest K, by the drafts named and more."""
-    traces = read_tables(config.scores_from)
-    known = list(dict.fromkeys(trace.draft for trace in traces))
-    for name in named:
-        if name not in known:
-            raise UserError(f"drafts: the tables have no draft {name!r}; they have {known}")
-    for trace in traces:
-        if trace.depth is not None and trace.depth < max(config.k):
-            raise UserError(
-                f"k={max(config.k)}: draft {trace.draft!r} is scored for K up to {trace.depth}; "
-                "lower k"
-            )
-    return traces
-
-
-def _from_tables(
-    config: AuditionConfig, drafts: Sequence[ModelConf], traces: Sequence[TextTrace]
-) -> RunFolder:
-    """Scores made elsewhere, with step times that are typed or another run's.
-
-    What a draft is stays unknown where none of `drafts` has its name.
-    """
-    names = list(dict.fromkeys(trace.draft for trace in traces))
-    lookups = {trace.draft for trace in traces if trace.chosen}
-    times = stored_times(config, names, lookups)
-    config = replace(config, temperature=sorted({trace.temperature for trace in traces}))
-    models = {conf.name: {name: getattr(conf, name) for name in OF_DRAFT} for conf in drafts}
-    check_target_of(times.engine, config.model, ModelEntry())
-    for name in names:
-        entry = ModelEntry.of(models.get(name, {"name": name}))
-        kind = name if name in lookups else entry.kind or "model"
-        check_draft_of(times.engine, name, kind, entry, config.temperature)
-    folder = resumed(config, AUDITION) or create(config, AUDITION)
-    folder.write_traces(traces)
-    times.copy_to(folder)
-    prompts = {(trace.prompt_set, trace.conversation) for trace in traces}
-    folder.note(
-        models={"target": {"name": config.model.name}, **models},
-        prompts=Counter(prompt_set for prompt_set, _ in sorted(prompts)),
-        environment=describe_host(),
-        scores_from=config.scores_from,
     )
     return folder
 

@@ -117,9 +117,7 @@ def check_run(
         problems.of(_check_kind, config)
     problems.lines += of_command.lines if of_command else []
     audition = isinstance(config, AuditionConfig)
-    stored = audition and (
-        config.scores_from or (config.traces_from is not None and not config.latency.measure)
-    )
+    stored = audition and (config.traces_from is not None and not config.latency.measure)
     read = read or Vocabularies(config)
     fit = drafts if stored else _check_models(config, prompts, drafts, problems, read)
     if problems.lines:

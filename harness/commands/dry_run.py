@@ -64,7 +64,7 @@ from harness.config import (
 )
 from harness.engine_facts.round_counting import shorter_budget
 from harness.measurement.load import requests_of_load
-from harness.records import Prompt, TextTrace, grouped
+from harness.records import Prompt
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cost_table
 from harness.reporting.tables.specification import Column, Table, table
@@ -332,29 +332,6 @@ def print_audition(
     work = audition_work(config, drafts, prompts).all
     most = FEW_CARDS if paired and not config.verbose else None
     _print_run(config, drafts, rows, _costs(config, drafts, prompts, work, most), *paired)
-
-
-def print_scores(config: AuditionConfig, traces: Sequence[TextTrace]) -> None:
-    """The tables of an audition of scores made elsewhere; no model is loaded."""
-    by_draft = grouped(traces, lambda trace: trace.draft)
-    ks = config.speculative_ks
-    temperatures = sorted({trace.temperature for trace in traces})
-    times = "typed" if config.latency_from is None else f"from {config.latency_from}"
-    rows: Rows = {
-        "tables": ", ".join(config.scores_from),
-        **{f"scores of {draft}": _scores_line(scored) for draft, scored in by_draft.items()},
-        "temperature": listed(temperatures),
-        "step times": times,
-        "cells, replayed": f"{len(ks) * len(by_draft) * len(temperatures)} (K = {listed(ks)})",
-    }
-    _print([_table(rows)], config)
-
-
-def _scores_line(traces: Sequence[TextTrace]) -> str:
-    depth = traces[0].depth
-    by = "by position, for every K" if depth is None else f"by start, for K up to {depth}"
-    tokens = sum(len(trace.tokens) for trace in traces)
-    return f"{len(traces)} texts of {tokens:,} tokens, {by}"
 
 
 def _print_run(config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str) -> None:

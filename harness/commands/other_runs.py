@@ -325,7 +325,7 @@ def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> Eng
                 f"{key}: measured on {costs.device}, not on gpu={card.name}; name a run on that"
                 " card, or leave gpu out"
             )
-    stored = isinstance(config, AuditionConfig) and (config.traces_from or config.scores_from)
+    stored = isinstance(config, AuditionConfig) and config.traces_from
     if not stored:
         _check_named_target(costs, config.model)
     return costs

@@ -254,8 +254,7 @@ def run_time(
     None where sizes are not known, a card computes, or texts or times are made elsewhere.
     """
     elsewhere = config.latency_from is not None or (
-        isinstance(config, AuditionConfig)
-        and (config.texts_from or config.traces_from or config.scores_from)
+        isinstance(config, AuditionConfig) and (config.texts_from or config.traces_from)
     )
     found = model_sizes(config, drafts)
     sizes = {name: size for name, size in found.items() if size is not None}

@@ -7,7 +7,7 @@ An entry is one JSON object per request, recognised by its fields:
 - SGLang's answer: `meta_info`, with the names of release 0.5.11 or of earlier ones. It has no
   separate time of decoding.
 - llama.cpp's answer: `timings`. The number of rounds is not in it and follows from its counts.
-- counts of rounds of any engine: `per_step_accepted`, with `k` (docs/scores.md).
+- counts of rounds of any engine: `per_step_accepted`, with `k` (docs/keys.md).
 
 An answer may be inside an object `{"request": ..., "response": ...}`; its request then has the
 temperature and the prompt. It may be inside the `body` of a response, as OpenAI's batch files and

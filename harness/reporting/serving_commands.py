@@ -88,7 +88,7 @@ def _snippet_group(known: str, snippets: Sequence[Snippet]) -> SnippetGroup:
 
 UNKNOWN = (
     "The kind of draft {draft} is not known: name it with drafts=[{draft}@FOLDER@kind:eagle3] or"
-    " what it is (docs/scores.md)."
+    " what it is."
 )
 UNKNOWN_SERVED = "The records do not say what the draft is, so there is no line for its server."
 IF_IT_PAYS, UNTIL_THEN = "If it pays:", "Until then, without a draft:"

@@ -351,9 +351,8 @@ class Manifest:
     prompts_sha256: str | None = None
     seed: int | None = None
     audition: AuditionNotes = AuditionNotes()
-    # traces_from, scores_from, texts_from, texts_made_with: where texts and scores are from
+    # traces_from, texts_from, texts_made_with: where texts and scores are from
     traces_from: str | None = None
-    scores_from: tuple[str, ...] = ()
     texts_from: TextsFrom | None = None
     texts_made_with: TextsMadeWith | None = None
     synthetic_acceptance: tuple[SyntheticAcceptance, ...] = ()

@@ -522,10 +522,7 @@ def after_an_audition(summary: Summary) -> NextStep | None:
     if pair is None:
         return None
     rule = "" if answer.temperature == GREEDY else as_typed("decode.rule", answer.rule)
-    typed = str(summary.run.made_with.command)
-    text = f"measure it on {OWN.title}"
-    text = f"{text}, with the other keys of this run's texts" if "scores_from=" in typed else text
-    return NextStep(text, _sweep(summary, *pair, *_drafting(answer), rule))
+    return NextStep(f"measure it on {OWN.title}", _sweep(summary, *pair, *_drafting(answer), rule))
 
 
 def _decided(summary: Summary) -> Answer | None:
