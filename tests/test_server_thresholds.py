@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from runs import EXACT, needs_llamacpp
+from runs import EXACT, EXACT_FLAGS, needs_llamacpp, ran
 from served_pair import Answered, Served, answered
 from stubs import REQUEST
 
+from harness.analysis import analyse
 from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
+from harness.cli import compose
 from harness.engine_facts.llamacpp import COUNTING, SPEC
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.protocol import Asked, Completion, Server
@@ -91,6 +94,47 @@ def test_rounds_and_drafted_tokens_of_llamacpp_at_a_threshold_are_those_replayed
         sent = replayed_adaptively(replace(pair.scored, limits=None), k, p_min)
         assert sent.rounds[whole].tolist() != rounds[whole].tolist()
         assert pair.replayed(k, 0.0).rounds[whole].tolist() != rounds[whole].tolist()
+
+
+@needs_llamacpp
+def test_a_server_run_at_a_threshold_is_replayed_priced_and_advised_with_it(tmp_path: Path) -> None:
+    words = ["engine=llamacpp", "draft=tiny_small", "k=[4,16]", "p_min=[0.9]", "temperature=[0]"]
+    few = ["prompts.limit=4", "new_tokens=32", "repetitions=2", "until=all", "threads=1"]
+    run = ran("server", f"results_root={tmp_path}", *words, *few, EXACT_FLAGS)
+    summary = analyse(run)
+    measured = {(r.prompt_set, r.k): r for r in summary.results if r.source == "measured"}
+    replayed = {(r.prompt_set, r.k): r for r in summary.results if r.source == "replayed"}
+    compared = [key for key in measured if key[1] and key in replayed]
+    assert len(compared) == 4
+    known = [key for key in compared if measured[key].rounds is not None]
+    assert known
+    for key in known:
+        assert measured[key].rounds == pytest.approx(replayed[key].rounds)
+        assert measured[key].drafted == pytest.approx(replayed[key].drafted)
+    commands = run.manifest.engine and run.manifest.engine.commands
+    assert commands
+    assert all(("--spec-draft-p-min 0.9" in each.line) == (each.k > 0) for each in commands)
+    assert summary.run.sampling.p_min == 0.9
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["p_min=[0.5,0.9]"], "give one value a run"),
+        (["p_min=[1.0]"], "p_min"),
+        (["p_min=[0.5]", "engine=vllm"], "engine=vllm has no such threshold"),
+        (["p_min=[0.5]", "temperature=[1]"], "temperature 0 alone"),
+        (["p_min=[0.5]", "draft=ngram_simple", "k=[4]"], "is no draft model"),
+        (["p_min=[0.5]", "score=false"], "score=false"),
+        (["p_min=[0.5]", "concurrency=[1,4]"], "not under load"),
+        (["p_min=[0.5]", "url=[http://127.0.0.1:9]"], "not with url="),
+    ],
+)
+def test_a_threshold_that_cannot_be_measured_is_refused_in_one_line(
+    words: list[str], line: str
+) -> None:
+    with pytest.raises(UserError, match=line):
+        compose("server", ["engine=llamacpp", "temperature=[0]", "until=all", *words])
 
 
 @needs_llamacpp

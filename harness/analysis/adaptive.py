@@ -57,7 +57,8 @@ class ScoredTexts:
         along = np.full((*most.shape, k), np.nan)
         away = np.full((most.shape[0], most.shape[1] + 1, k), np.nan)
         for row, trace in enumerate(self.traces):
-            values, count = self.confidences[trace.key].values[:, :k], len(trace.tokens)
+            count = len(trace.tokens)
+            values = self.confidences[trace.key].values[: count + (trace.depth is None), :k]
             away[row, : len(values)] = values
             along[row, :count] = along_text(trace, values, k, self.rule)
         dropped = self.drops_unlikely

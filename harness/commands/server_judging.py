@@ -33,7 +33,12 @@ from harness.commands.server_start import check_target, started, stored_facts, t
 from harness.commands.tasks import PLAIN, Role
 from harness.engine_facts.engines import OWN, spec_of
 from harness.engines.protocol import RefusedError, RequestFailedError, Server, ServerDiedError
-from harness.measurement.draft_scores import asked_traces, lookup_traces, score_texts
+from harness.measurement.draft_scores import (
+    asked_confidences,
+    asked_traces,
+    lookup_traces,
+    score_texts,
+)
 from harness.measurement.engine_noise import (
     MOST_NOISE,
     WANTED_POSITIONS,
@@ -173,8 +178,21 @@ def _traces_of(
     start = work.adapter.start_draft
     engine = start(to_serve(folder, work, slots=1)) if by_draft else None
     if engine is not None:
-        with engine.open(0) as server, progress("scoring the returned texts", count) as tick:
+        threshold, spec = work.config.threshold, work.adapter.spec
+        steps = 2 * count if threshold else count
+        with engine.open(0) as server, progress("scoring the returned texts", steps) as tick:
             made = asked_traces(of_k[first], server, draft_name=draft.name, tick=tick)
+            if threshold:
+                confidences = asked_confidences(
+                    of_k[first],
+                    server,
+                    draft_name=draft.name,
+                    num_draft_tokens=how.largest_k,
+                    least=threshold,
+                    among=spec.draft_top_k or 0,
+                    tick=tick,
+                )
+                folder.add_confidences(confidences)
         traces = {first: made}
     elif by_draft:
         if folder.manifest.server_threads is not None:

@@ -73,7 +73,7 @@ def drafting_flags(kind: DraftKind, k: int, p_min: float = 0.0) -> dict[str, obj
 
 def _drafting(files: str = "") -> Callable[[PairToServe], str]:
     def line(pair: PairToServe) -> str:
-        flags = drafting_flags(pair.kind, pair.k)
+        flags = drafting_flags(pair.kind, pair.k, pair.p_min)
         words = [SERVER, files, *(f"{name} {value}" for name, value in flags.items())]
         if pair.rule == "ratio" and not looks_up(pair.kind):
             words.append(PROBABILISTIC)

@@ -40,6 +40,7 @@ class PairToServe:
     synthetic: bool = False  # whether the run's acceptance was set, and not measured
     kind: DraftKind = "model"
     layers: int | None = None  # of an early exit
+    p_min: float = 0.0  # the probability below which a draft's token ends its draft; 0: none
 
     @property
     def weights(self) -> str | None:

@@ -136,7 +136,8 @@ class LlamaCpp(StartedEngine):
         if self.threads is not None:
             flags["--threads"] = self.threads
         if k:
-            flags |= drafting_flags(self.kind, k, self.p_min)
+            p_min = 0.0 if synthetic is not None else self.p_min
+            flags |= drafting_flags(self.kind, k, p_min)
             if not looks_up(self.kind):
                 if self.draft is not None:
                     flags["--spec-draft-model"] = self.draft
@@ -388,8 +389,11 @@ def _started(serve: ToServe) -> LlamaCpp:
 
 
 def _started_draft(serve: ToServe) -> LlamaCpp | None:
-    """The engine that serves the user's draft file alone; None where the draft is no such file."""
-    if serve.kind != "model" or serve.config.draft.gguf is None:
+    """The engine that serves the user's draft file alone; None where the draft is no such file.
+
+    With a threshold also a file that ships with the harness.
+    """
+    if serve.kind != "model" or not (serve.config.draft.gguf or serve.config.threshold):
         return None
     logs = serve.logs / "draft"
     logs.mkdir(parents=True, exist_ok=True)
