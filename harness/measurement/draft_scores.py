@@ -235,8 +235,8 @@ def asked_confidences(
             leaves = end == len(tokens) or own != tokens[end]
             if not leaves or row[0] < least or num_draft_tokens == 1:
                 continue
-            more = prefix._replace(prompt=(*prefix.prompt, own), budget=num_draft_tokens - 1)
-            row[1:] = _until(least, draft.generate(more).likeliest, num_draft_tokens - 1)
+            more = prefix._replace(prompt=(*prefix.prompt, own))
+            row[1:] = _onwards(draft, more, least, num_draft_tokens - 1)
         if np.isnan(values[:, 0]).all():
             raise UserError(
                 "p_min: the draft's server lists no log-probabilities, which a threshold is"
@@ -260,13 +260,20 @@ def _confidence(likeliest: Likeliest) -> float:
     return float(listed.max() / listed.sum())
 
 
-def _until(least: float, likeliest: Likeliest, count: int) -> NDArray[np.float64]:
-    """[count] confidences up to the first below `least`; then, and after an end of text, 0."""
-    values = np.zeros(count)
-    for place in range(min(count, len(likeliest))):
-        values[place] = _confidence(likeliest[place:])
-        if values[place] < least:
-            break
+def _onwards(draft: Server, asked: Asked, least: float, count: int) -> NDArray[np.float64]:
+    """[count] confidences of what is drafted on, up to the first below `least`; 0 after it.
+
+    A draft goes on after an end of text, at which an answer stops.
+    """
+    values, place = np.zeros(count), 0
+    while place < count:
+        done = draft.generate(asked._replace(budget=count - place))
+        for index in range(len(done.tokens)):
+            values[place] = _confidence(done.likeliest[index:])
+            place += 1
+            if values[place - 1] < least:
+                return values
+        asked = asked._replace(prompt=(*asked.prompt, *done.tokens))
     return values
 
 
