@@ -842,6 +842,13 @@ class ServerConfig(PairConfig):
         whole=True,
         **K_LIMITS,
     )
+    p_min: list[float] = key(
+        [0.0],
+        "a draft ends at a token that it gave less probability; one value a run; 0: no threshold",
+        example="[0.75]",
+        least=0,
+        most=0.999,
+    )
     adaptive: bool = key(False, "whether a server that decides on K itself is measured, too")
     schedule: Any = key(
         None,
@@ -941,6 +948,31 @@ class ServerConfig(PairConfig):
                     " concurrency=[1,4,16]"
                 )
 
+    @property
+    def threshold(self) -> float:
+        """The probability below which a draft's token ends its draft; 0: none."""
+        return float(self.p_min[0])
+
+    def _check_threshold(self) -> None:
+        """Refuse a threshold that the engine does not have, or whose rounds are not replayed."""
+        if len(self.p_min) != 1:
+            raise UserError(f"p_min={self.p_min}: give one value a run, as p_min=[0.75]")
+        if not self.threshold:
+            return
+        asked, draft = f"p_min={self.p_min}", self.draft
+        if not ENGINES[self.engine].drops_unlikely:
+            raise UserError(f"{asked}: engine={self.engine} has no such threshold; llamacpp has it")
+        if self.url is not None:
+            raise UserError(f"{asked}: not with url=, whose servers have their own; leave it out")
+        if draft.kind != "model":
+            raise UserError(f"{asked}: draft={draft.name} is no draft model; leave p_min out")
+        if any(self.temperature):
+            raise UserError(f"{asked}: replayed at temperature 0 alone; give temperature=[0]")
+        if not self.score:
+            raise UserError(f"{asked}: not with score=false, which asks the draft for nothing")
+        if self.varying or max(self.concurrency) > 1 or self.rate:
+            raise UserError(f"{asked}: not under load; leave concurrency, rate and schedule out")
+
     def check(self) -> None:
         """Refuse addresses that are none, or not one per server.
 
@@ -952,6 +984,7 @@ class ServerConfig(PairConfig):
             raise UserError(f"k=[{ADAPTIVE}]: give K to compare with, as k=[4,{ADAPTIVE}]")
         self._check_varying()
         super().check()
+        self._check_threshold()
         self.until = _checked_until(self)
         for url in self.url or ():
             check_address("url", url)

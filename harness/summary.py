@@ -218,6 +218,7 @@ class SamplingFacts:
     min_p: float | None = None
     repetition_penalty: float | None = None
     stop_threshold: float | None = None
+    p_min: float | None = None  # on servers with a threshold, as the key has it
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,7 @@ def test_sampled_rounds_and_drafted_tokens_of_an_embedded_pair_are_those_replaye
 def test_drafting_stops_after_the_first_unlikely_token_and_not_at_a_texts_end() -> None:
     confidence = [[0.9, 0.1, 0.9], [0.9, np.nan, 0.9], [np.nan] * 3]
     assert until_unlikely(confidence, 0.5).tolist() == [2, 3, 3]
+    assert until_unlikely(confidence, 0.5, dropped=True).tolist() == [1, 3, 3]
     along, off_text = np.array([[2, 1, 3]]), np.array([[1, 2, 3, 1]])
     assert drafted_by_accepted(along, off_text, 3).tolist() == [
         [[1, 3, 2, 2], [2, 1, 1, 1], [3, 2, 3, 3]]

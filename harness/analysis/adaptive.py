@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.cells import Weights, prompts_of
-from harness.analysis.replayed import in_chunks, padded_traces
+from harness.analysis.replayed import Limits, in_chunks, padded_traces
 from harness.analysis.round_costs import Latency
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace
 from harness.stats.jackknife import CONFIDENCE, Array, set_weights
@@ -35,11 +35,18 @@ THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))
 
 @dataclass(frozen=True, eq=False)
 class ScoredTexts:
-    """One draft's texts at one temperature, with its confidences, under one rule."""
+    """One draft's texts at one temperature, with its confidences, under one rule.
+
+    Attributes:
+        drops_unlikely: as of the engine that drafts (`EngineSpec`).
+        limits: as of `padded_traces`.
+    """
 
     traces: Sequence[TextTrace]
     confidences: Mapping[TextKey, DraftConfidence]
     rule: Rule
+    drops_unlikely: bool = False
+    limits: Limits | None = None
 
     def drafting(self, most: Counts, k: int, threshold: float) -> tuple[Counts, Counts]:
         """Tokens drafted from each start: where all are the text's, and by how many stand.
@@ -50,13 +57,16 @@ class ScoredTexts:
         along = np.full((*most.shape, k), np.nan)
         away = np.full((most.shape[0], most.shape[1] + 1, k), np.nan)
         for row, trace in enumerate(self.traces):
-            values, count = self.confidences[trace.key].values[:, :k], len(trace.tokens)
+            count = len(trace.tokens)
+            values = self.confidences[trace.key].values[: count + (trace.depth is None), :k]
             away[row, : len(values)] = values
             along[row, :count] = along_text(trace, values, k, self.rule)
-        proposed = np.minimum(until_unlikely(along, threshold), most)
-        off_text = until_unlikely(away, threshold)
+        dropped = self.drops_unlikely
+        proposed = np.minimum(until_unlikely(along, threshold, dropped=dropped), most)
+        off_text = until_unlikely(away, threshold, dropped=dropped)
         if self.traces[0].depth is None:
-            return proposed, drafted_by_accepted(proposed, off_text, k)
+            drafted = drafted_by_accepted(proposed, off_text, k)
+            return proposed, np.minimum(drafted, most[:, :, None])
         drawn = np.minimum(off_text[:, :-1], most)
         return proposed, np.repeat(drawn[:, :, None], k + 1, axis=2)
 
@@ -78,7 +88,7 @@ def replayed_adaptively(texts: ScoredTexts, k: int, threshold: float) -> Replaye
     """Expected counts of each text where a round drafts no more after an unlikely token."""
     parts: list[Replayed] = []
     for part in in_chunks(texts.traces, k):
-        padded = padded_traces(part, texts.rule, k)
+        padded = padded_traces(part, texts.rule, k, texts.limits)
         proposed, drafted = replace(texts, traces=part).drafting(padded.proposed, k, threshold)
         counts = replay(padded.chances, padded.lengths, [k], proposed=proposed, drafted=drafted)
         parts.append(counts[k])

@@ -266,8 +266,17 @@ def decoded(trace: TextTrace, counting: Counting) -> TextTrace | None:
         return trace
     if len(trace.tokens) <= first:
         return None
+    return _sliced(trace, slice(first, None))
+
+
+def beginning(trace: TextTrace, size: int) -> TextTrace:
+    """The first tokens of a text, with their scores."""
+    return _sliced(trace, slice(size))
+
+
+def _sliced(trace: TextTrace, part: slice) -> TextTrace:
     arrays = {
-        each.name: value[first:]
+        each.name: value[part]
         for each in fields(trace)
         if isinstance(value := getattr(trace, each.name), np.ndarray)
     }

@@ -202,7 +202,8 @@ def _requests(
     if 0 not in by_k or len(by_k) == 1:
         return None
     net = any(trial.one_token_s is not None for trial in known[0].trials)
-    return TimedRequests(by_k, net, looks_up(texts.setup.draft))
+    # At a threshold rounds that draft nothing take a step of the draft, too
+    return TimedRequests(by_k, net, looks_up(texts.setup.draft) or texts.p_min > 0.0)
 
 
 def _rounds_near(setup: Setup, temperature: float) -> list[RoundTiming]:

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
 from harness.analysis.cells import completed, few_visits, latest
 from harness.analysis.lossless import text_checks, without_faulty
-from harness.analysis.replayed import as_served
+from harness.analysis.replayed import as_served, beginning
 from harness.analysis.request_times import Settle, settled, settling
 from harness.analysis.setup import Setup
+from harness.engine_facts.engines import spec_of
 from harness.engine_facts.round_counting import Counting, counting_of, shorter_budget
 from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped, where
 from harness.stats.jackknife import Array
@@ -119,6 +121,11 @@ class ServedTexts:
         asked = (*self.trials, *self.setup.run.probes)
         return sorted({t.prompt_set for t in asked if t.temperature == temperature})
 
+    @property
+    def p_min(self) -> float:
+        """The probability below which a draft's token ended its draft; 0: none."""
+        return float((self.setup.run.config.get("p_min") or [0.0])[0])
+
     # ---- texts and replay ------------------------------------------------------------------------
 
     @property
@@ -150,12 +157,29 @@ class ServedTexts:
 
     def replayed(self, texts: Texts, k: int) -> Replayed:
         """Expected counts at K, one entry per text."""
-        rule = self.engine.rule
+        rule, p_min = self.engine.rule, self.p_min
         assert rule is not None
-        return replay_texts(*self._as_served(texts, k, rule))
+        chances, limits, k = self._as_served(texts, k, rule)
+        if not p_min:
+            return replay_texts(chances, limits, k)
+        emitted = [
+            beginning(trace, len(rows)) for trace, rows in zip(texts.traces, chances, strict=True)
+        ]
+        most = {id(trace): limit for trace, limit in zip(emitted, limits, strict=True)}
+        scored = ScoredTexts(
+            emitted,
+            {each.key: each for each in self.setup.run.confidences},
+            rule,
+            spec_of(self.engine.name).drops_unlikely,
+            lambda trace: most[id(trace)],
+        )
+        return replayed_adaptively(scored, k, p_min)
 
     def rounds_expected(self, texts: Texts, k: int, rule: Rule) -> tuple[Array, Array]:
         """Expected rounds of each text by an acceptance rule, and their variance."""
+        if self.p_min:  # of greedy texts, whose rounds are certain
+            rounds = self.replayed(texts, k).rounds
+            return rounds, np.zeros_like(rounds)
         served = self._as_served(texts, k, rule)
         return replay_texts(*served).rounds, rounds_variance(*served)
 

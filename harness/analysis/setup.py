@@ -329,6 +329,7 @@ def run_facts(setup: Setup, results: Sequence[ResultRow]) -> RunFacts:
             min_p=decode.get("min_p"),
             repetition_penalty=decode.get("repetition_penalty"),
             stop_threshold=stop_threshold(setup),
+            p_min=float((setup.run.config.get("p_min") or [0.0])[0]) or None,
         ),
         serve_on=_serve_on(setup),
         ks=setup.ks,

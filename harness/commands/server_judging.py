@@ -33,7 +33,12 @@ from harness.commands.server_start import check_target, started, stored_facts, t
 from harness.commands.tasks import PLAIN, Role
 from harness.engine_facts.engines import OWN, spec_of
 from harness.engines.protocol import RefusedError, RequestFailedError, Server, ServerDiedError
-from harness.measurement.draft_scores import asked_traces, lookup_traces, score_texts
+from harness.measurement.draft_scores import (
+    asked_confidences,
+    asked_traces,
+    lookup_traces,
+    score_texts,
+)
 from harness.measurement.engine_noise import (
     MOST_NOISE,
     WANTED_POSITIONS,
@@ -173,9 +178,8 @@ def _traces_of(
     start = work.adapter.start_draft
     engine = start(to_serve(folder, work, slots=1)) if by_draft else None
     if engine is not None:
-        with engine.open(0) as server, progress("scoring the returned texts", count) as tick:
-            made = asked_traces(of_k[first], server, draft_name=draft.name, tick=tick)
-        traces = {first: made}
+        with engine.open(0) as server:
+            traces = {first: _asked(folder, work, of_k[first], server, how.largest_k)}
     elif by_draft:
         if folder.manifest.server_threads is not None:
             torch.set_num_threads(folder.manifest.server_threads)
@@ -201,6 +205,26 @@ def _traces_of(
                 how = replace(how, tick=tick)
                 traces = {k: pair.score(texts, how) for k, texts in sorted(of_k.items())}
     return traces
+
+
+def _asked(
+    folder: RunFolder, work: Workload, texts: Sequence[GeneratedText], draft: Server, most: int
+) -> list[TextTrace]:
+    """Traces by the draft's own server; where there is a threshold, confidences are stored, too."""
+    name, threshold = work.config.draft.name, work.config.threshold
+    with progress("scoring the returned texts", len(texts) * (1 + (threshold > 0.0))) as tick:
+        if threshold:
+            known = asked_confidences(
+                texts,
+                draft,
+                draft_name=name,
+                num_draft_tokens=most,
+                least=threshold,
+                among=work.adapter.spec.draft_top_k or 0,
+                tick=tick,
+            )
+            folder.add_confidences(known)
+        return asked_traces(texts, draft, draft_name=name, tick=tick)
 
 
 # ---- greedy texts that differ, by the engine's noise ---------------------------------------------

@@ -174,6 +174,7 @@ class Workload:
             "draft": [config.draft.id, config.draft.revision, config.draft.gguf] if k else None,
             "prompt": [prompt.prompt_set, prompt.id, list(entry.tokens)],
             "k": k,
+            **({"p_min": config.threshold} if k and config.threshold else {}),
             "sampling": asdict(sampling),
             "new_tokens": config.new_tokens,
             "visit": visit,

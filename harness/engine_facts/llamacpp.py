@@ -8,6 +8,14 @@
   `probabilistic` (from build 11368) it draws among its ten likeliest tokens, at the request's
   temperature and without its top_k, top_p and min_p, and accepts by the ratio. `--spec-synth-rates`
   sets synthetic acceptance for timing: K unconditional rates by position.
+- `--spec-draft-p-min` (a server for each value: requests do not set it) ends a draft at the first
+  token whose probability is lower. That token is dropped: a round then drafts the tokens before it,
+  or none and takes a plain step. The probability is the softmax over the draft's ten likeliest
+  tokens, at temperature 0 as well. A stopped draft has taken one more decode than it has tokens.
+  `--spec-draft-n-min` drops a whole draft that is shorter. Tried with build 11549 and the embedded
+  tiny and tiny_small, K = 4 and 16 at 0, .5 and .9: rounds and drafted tokens are those of replay
+  by this rule in every text, and in few by one that sends the token or compares its probability
+  over the whole vocabulary (docs/decisions/0032).
 - src/llama-kv-cache.cpp: with a KV cache for each slot, a batch is split into groups of
   neighbouring slots, each decoded by itself; `--kv-unified` has one cache, and one forward.
 - docs/speculative.md: draft-eagle3 (`-md` is the head, converted with --target-model-dir),
@@ -46,9 +54,14 @@ SPEC_TYPES = {
 PROBABILISTIC = "--spec-draft-sampling probabilistic"
 
 
-def drafting_flags(kind: DraftKind, k: int) -> dict[str, object]:
-    """The flags of a server that drafts k tokens with a kind of draft, without files."""
+def drafting_flags(kind: DraftKind, k: int, p_min: float = 0.0) -> dict[str, object]:
+    """The flags of a server that drafts k tokens with a kind of draft, without files.
+
+    `p_min` is the probability below which a draft model's token ends its draft.
+    """
     flags: dict[str, object] = {"--spec-type": SPEC_TYPES[kind], "--spec-draft-n-max": k}
+    if p_min:
+        flags["--spec-draft-p-min"] = p_min
     sizes: dict[str, int] = {}
     if kind == "ngram_mod":
         sizes = {"n-min": 0, "n-max": k}
@@ -60,7 +73,7 @@ def drafting_flags(kind: DraftKind, k: int) -> dict[str, object]:
 
 def _drafting(files: str = "") -> Callable[[PairToServe], str]:
     def line(pair: PairToServe) -> str:
-        flags = drafting_flags(pair.kind, pair.k)
+        flags = drafting_flags(pair.kind, pair.k, pair.p_min)
         words = [SERVER, files, *(f"{name} {value}" for name, value in flags.items())]
         if pair.rule == "ratio" and not looks_up(pair.kind):
             words.append(PROBABILISTIC)
@@ -91,6 +104,7 @@ SPEC = EngineSpec(
     mixes_prompts=True,
     draft_by_temperature=True,
     draft_top_k=10,
+    drops_unlikely=True,
     draft_reads_verified=True,
     alike=frozenset(("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE)),
     version="b11368 or later",

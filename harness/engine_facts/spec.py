@@ -40,6 +40,7 @@ class PairToServe:
     synthetic: bool = False  # whether the run's acceptance was set, and not measured
     kind: DraftKind = "model"
     layers: int | None = None  # of an early exit
+    p_min: float = 0.0  # the probability below which a draft's token ends its draft; 0: none
 
     @property
     def weights(self) -> str | None:
@@ -117,6 +118,9 @@ class EngineSpec:
     # acceptance holds
     alike: frozenset[DraftKind] = frozenset()
     stops_early: bool = False  # whether it can stop drafting at a threshold, as the harness can
+    # Whether the token below its threshold is not proposed; the harness proposes it. The threshold
+    # is compared with the probability among the `draft_top_k` likeliest tokens.
+    drops_unlikely: bool = False
     # Builds or platforms that do not accept by its rule above temperature 0, as text; "": none
     unknown_above_zero: str = ""
 

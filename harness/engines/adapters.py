@@ -239,6 +239,7 @@ def started_with(serve: ToServe) -> dict[str, Any]:
         "memory": serve.memory,
         "more_flags": tuple(serve.config.flags),
         "timeout_factor": serve.config.timeout_factor,
+        "p_min": serve.config.threshold,
         "varying": serve.varying,
         "schedule": tuple((low, high, k) for low, high, k in serve.config.schedule or ()),
         "dtype": serve.dtype or "auto",

@@ -129,6 +129,8 @@ class StartedEngine(Engine):
         rule: the acceptance rule; with `ratio` the draft samples.
         memory: of the card that the server starts on; None where there is none.
         timeout_factor: multiplies the time limits of requests.
+        p_min: the probability below which a draft's token ends its draft, on an engine with such
+            a threshold; 0: none.
         varying: how the K of a server changes while it serves; it is then started at the largest.
         schedule: K by the number of requests, as (lowest, highest, K).
         dtype: of both models' weights and caches, for an engine that is told; with `auto` vLLM and
@@ -158,6 +160,7 @@ class StartedEngine(Engine):
     memory: CardMemory | None = None
     more_flags: tuple[str, ...] = ()
     timeout_factor: float = 1.0
+    p_min: float = 0.0
     varying: Varying = ""
     schedule: tuple[tuple[int, int, int], ...] = ()
     dtype: str = "auto"

@@ -87,6 +87,7 @@ COUNTERS = CounterNames(
 )
 SERVER = "llama.cpp's server, build 11368 or later"
 ABOUT = ("/props", "build_info")
+REPLAYED_LOOKUPS = {kind for kind, spec in DRAFTS.items() if spec.looks_up and spec.replayed}
 # The status of a request that is longer than the context
 BAD_REQUEST = 400
 # The prefix of the wheel's names of kinds of draft
@@ -123,7 +124,7 @@ class LlamaCpp(StartedEngine):
 
     def server(self, running: Running, k: int) -> "LlamaCppServer":
         """The client of a server that answers."""
-        return LlamaCppServer(running, k, self.rule, self.kind)
+        return LlamaCppServer(running, k, self.rule, self.kind, self.p_min)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """The flags of llama-server without host and port."""
@@ -135,7 +136,8 @@ class LlamaCpp(StartedEngine):
         if self.threads is not None:
             flags["--threads"] = self.threads
         if k:
-            flags |= drafting_flags(self.kind, k)
+            p_min = 0.0 if synthetic is not None else self.p_min
+            flags |= drafting_flags(self.kind, k, p_min)
             if not looks_up(self.kind):
                 if self.draft is not None:
                     flags["--spec-draft-model"] = self.draft
@@ -177,6 +179,7 @@ class LlamaCppServer(HttpServer):
         k: int,
         rule: Rule = "greedy_draft",
         kind: DraftKind = "model",
+        p_min: float = 0.0,
     ) -> None:
         super().__init__(f"llama.cpp at k={k}", k, running)
         facts = running.client.about(*ABOUT, SERVER)
@@ -184,7 +187,7 @@ class LlamaCppServer(HttpServer):
             SPEC,
             _version(str(facts["build_info"]), running.process),
             rule,
-            drafts_fewer=looks_up(kind),
+            drafts_fewer=looks_up(kind) or p_min > 0.0,
             slots=facts.get("total_slots"),
         )
         self._kind = kind
@@ -244,11 +247,11 @@ class LlamaCppServer(HttpServer):
             own = returned - COUNTING.first_position - accepted
             if record.stop_reason == "budget":
                 rounds = own
-            elif not looks_up(self._kind):
-                # Not for a look-up: its drafts may be shorter than K
+            elif not self.facts.drafts_fewer:
+                # Not where drafts may be shorter than K, or empty
                 left = budget - returned
                 rounds = rounds_at_eos(own, drafted, self.k, left=left, drafts=drafts)
-            elif DRAFTS[self._kind].replayed and record.tokens[-1] not in asked.prompt:
+            elif self._kind in REPLAYED_LOOKUPS and record.tokens[-1] not in asked.prompt:
                 # The end of text was not found in the prompt. A look-up that is not replayed may
                 # have found it in other requests.
                 rounds = own
@@ -386,8 +389,11 @@ def _started(serve: ToServe) -> LlamaCpp:
 
 
 def _started_draft(serve: ToServe) -> LlamaCpp | None:
-    """The engine that serves the user's draft file alone; None where the draft is no such file."""
-    if serve.kind != "model" or serve.config.draft.gguf is None:
+    """The engine that serves the user's draft file alone; None where the draft is no such file.
+
+    With a threshold also a file that ships with the harness.
+    """
+    if serve.kind != "model" or not (serve.config.draft.gguf or serve.config.threshold):
         return None
     logs = serve.logs / "draft"
     logs.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ from harness.decoding.sampling import (
     seen_tokens,
 )
 from harness.engine_facts.draft_kinds import DRAFTS
-from harness.engines.protocol import Asked, Server
+from harness.engines.protocol import Asked, Likeliest, Server
 from harness.measurement.target_texts import (
     GeneratedText,
     batch_refusal,
@@ -41,7 +41,7 @@ from harness.measurement.target_texts import (
 )
 from harness.models.cached import CachedModel, SplitNetwork, split_network
 from harness.models.probe import difference, probe_tokens, uncached_logits
-from harness.records import TextTrace
+from harness.records import DraftConfidence, TextTrace, UserError
 
 # Positions of all rows that go through a body at once; longer texts are prefilled in pieces.
 PREFILL_POSITIONS = 8192
@@ -195,6 +195,86 @@ def asked_traces(
         traces.append(trace_of(text, draft_name, scores))
         tick()
     return traces
+
+
+def asked_confidences(
+    texts: Sequence[GeneratedText],
+    draft: Server,
+    *,
+    draft_name: str,
+    num_draft_tokens: int,
+    least: float,
+    among: int,
+    tick: Callable[[], None] = lambda: None,
+) -> list[DraftConfidence]:
+    """Ask a plain server of the draft for what `draft_confidences` computes, for greedy texts.
+
+    One request at each position of a text: of one token where the draft's is the text's, else of
+    as many as a round may draft from there, off the text.
+
+    Args:
+        texts: of temperature 0.
+        draft: decodes plainly.
+        num_draft_tokens: the largest K.
+        least: no threshold below it is replayed; 0 is no threshold.
+        among: the number of likeliest tokens among which the engine takes a token's probability.
+
+    Raises:
+        ServerDiedError, RequestFailedError, RefusedError: it does not answer.
+        UserError: it lists no log-probabilities.
+    """
+    made: list[DraftConfidence] = []
+    for text in texts:
+        request, tokens = text.request, text.tokens
+        asked = Asked((), SamplingParameters(0.0), 0, budget=1, logprobs=among, cached=True)
+        values = np.zeros((len(tokens) + 1, num_draft_tokens))
+        for end, row in enumerate(values):
+            prefix = asked._replace(prompt=(*request.tokens, *tokens[:end]))
+            one = draft.generate(prefix)
+            row[0], own = _confidence(one.likeliest), one.tokens[0]
+            leaves = end == len(tokens) or own != tokens[end]
+            if not leaves or row[0] < least or num_draft_tokens == 1:
+                continue
+            more = prefix._replace(prompt=(*prefix.prompt, own))
+            row[1:] = _onwards(draft, more, least, num_draft_tokens - 1)
+        if np.isnan(values[:, 0]).all():
+            raise UserError(
+                "p_min: the draft's server lists no log-probabilities, which a threshold is"
+                " compared with; leave p_min out"
+            )
+        key = request.key
+        names = (draft_name, key.prompt_set, key.prompt, key.repetition)
+        made.append(DraftConfidence(*names, key.temperature, values))
+        tick()
+    return made
+
+
+def _confidence(likeliest: Likeliest) -> float:
+    """The probability of the likeliest token at the first position, among those that are listed.
+
+    NaN where none is, as llama.cpp lists none of a token that leaves a character incomplete.
+    """
+    if not likeliest or not likeliest[0]:
+        return math.nan
+    listed = np.exp([*likeliest[0].values()])
+    return float(listed.max() / listed.sum())
+
+
+def _onwards(draft: Server, asked: Asked, least: float, count: int) -> NDArray[np.float64]:
+    """[count] confidences of what is drafted on, up to the first below `least`; 0 after it.
+
+    A draft goes on after an end of text, at which an answer stops.
+    """
+    values, place = np.zeros(count), 0
+    while place < count:
+        done = draft.generate(asked._replace(budget=count - place))
+        for index in range(len(done.tokens)):
+            values[place] = _confidence(done.likeliest[index:])
+            place += 1
+            if values[place - 1] < least:
+                return values
+        asked = asked._replace(prompt=(*asked.prompt, *done.tokens))
+    return values
 
 
 def _lookup_trace(text: GeneratedText, looked_up: Lookups, draft_name: str) -> TextTrace:

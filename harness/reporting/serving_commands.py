@@ -388,6 +388,7 @@ def _pair_with(summary: Summary, draft: str | None, k: int, temperature: float) 
         synthetic=summary.run.synthetic,
         kind=kind_of(draft, summary.run.models),
         layers=facts and facts.layers,
+        p_min=summary.run.sampling.p_min or 0.0,
     )
 
 

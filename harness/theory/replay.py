@@ -35,7 +35,8 @@ the round's tokens x_1 .. x_i, p_0 = 1 and p_i = min(1, p_i-1 target(x_i) / draf
    offset, given that the round got there, is a ratio of two of these.
 
 Adaptive drafting: a round drafts no more after a token to which the draft gave less probability
-than a threshold (`decode.stop=threshold`; transformers' `assistant_confidence_threshold`). That
+than a threshold (`decode.stop=threshold`; transformers' `assistant_confidence_threshold`), or no
+more from that token on (llama.cpp's `--spec-draft-p-min`, `EngineSpec.drops_unlikely`). That
 depends only on the drafted tokens, so the chances above hold unchanged:
 11. while the drafted tokens are the text's, the number proposed from a start follows from the
    draft's probabilities of the text's tokens, as for a drafter that proposes n < K;
@@ -378,15 +379,17 @@ def _renewal(reach: Array, left: Counts, k: int) -> Array:
     return starts[:, :positions]
 
 
-def until_unlikely(confidence: ArrayLike, threshold: float) -> Counts:
+def until_unlikely(confidence: ArrayLike, threshold: float, *, dropped: bool = False) -> Counts:
     """The tokens drafted along the last axis: up to and including the first below the threshold.
 
     `confidence` is (..., K), the draft's probabilities; NaN, as beyond a text's end, does not stop.
+    With `dropped` the token below the threshold is not proposed.
     """
     values = np.asarray(confidence, dtype=np.float64)
     unsure = values < threshold
     first = np.asarray(np.argmax(unsure, axis=-1), dtype=np.intp)
-    return np.where(unsure.any(axis=-1), first + 1, np.intp(values.shape[-1]))
+    last = first if dropped else first + 1
+    return np.where(unsure.any(axis=-1), last, np.intp(values.shape[-1]))
 
 
 def drafted_by_accepted(along: Counts, off_text: Counts, k: int) -> Counts:

@@ -64,7 +64,7 @@ def _other_engine(summary: Summary, shown: grid.Marked) -> str:
     draft, k = other.answer.named
     known = {"draft": None if draft == shown.answer.named[0] else draft, "k": k}
     answer = replace(other.answer, reason_values=known)
-    return f"On {other.engines}: {_decision(answer)} {_reason(answer)}."
+    return f"On {other.engines}: {_decision(summary, answer)} {_reason(answer)}."
 
 
 def _no_engine(summary: Summary, shown: grid.Marked) -> str:
@@ -88,7 +88,8 @@ def _no_engine(summary: Summary, shown: grid.Marked) -> str:
 
 def _timed_answer(summary: Summary, answer: Answer) -> str:
     """The answer of the engine that was timed, next to the headline of another engine."""
-    return f"{_capital(_place(summary, answer))}, {ALONE}: {_decision(answer)} {_reason(answer)}."
+    decision = f"{_decision(summary, answer)} {_reason(answer)}"
+    return f"{_capital(_place(summary, answer))}, {ALONE}: {decision}."
 
 
 def _other_refusals(summary: Summary, shown: grid.Marked) -> Iterator[str]:
@@ -126,7 +127,7 @@ def headline(summary: Summary, shown: grid.Marked) -> str:
     why = _reason(answer)
     if answer.visits is not None:
         why += f" (in {answer.visits.timed} of {answer.visits.asked} visits)"
-    return f"{_capital(where)}: {_decision(answer)} {why}."
+    return f"{_capital(where)}: {_decision(summary, answer)} {why}."
 
 
 def _place(summary: Summary, answer: Answer) -> str:
@@ -144,10 +145,12 @@ def _place(summary: Summary, answer: Answer) -> str:
     return f"on {spec.title}" if elsewhere else f"on {spec.title} on this machine"
 
 
-def _decision(answer: Answer) -> str:
+def _decision(summary: Summary, answer: Answer) -> str:
     """The decision, with the punctuation before its reason."""
     if answer.speculates:
-        return f"serve {answer.draft} at K={answer.k},"
+        p_min = summary.run.sampling.p_min
+        threshold = f" and p_min={p_min:g}" if p_min else ""
+        return f"serve {answer.draft} at K={answer.k}{threshold},"
     return f"{grid.DECISIONS[answer.decision]};"
 
 
