@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from runs import outcome_of, ran, stored
 from harness import reporting
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands import opening, requests, sweep_looks
+from harness.commands import opening, requests, run_time, sweep, sweep_looks
 from harness.commands.sweep_looks import imprecise_cells
 from harness.commands.tasks import (
     PROMPTS_OF_EVERY_K,
@@ -301,6 +302,26 @@ def test_short_texts_are_measured_again_next_to_plain_decoding_until_they_are_pr
     assert Counter((t.prompt_set, t.k, t.temperature, t.repetition) for t in repeated) == {
         ("easy", k, 1.0, repetition): 2 for k in (0, 1) for repetition in (2, 3)
     }
+
+
+@pytest.mark.usefixtures("choosing")
+def test_the_budget_counts_what_passes_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = sweep.open_pair
+
+    def slow(*asked: Any) -> Any:
+        for module in (sweep, run_time):  # opening takes 1000 s
+            monkeypatch.setattr(module, "monotonic", lambda: time.monotonic() + 1000.0)
+        return opened(*asked)
+
+    monkeypatch.setattr(sweep, "open_pair", slow)
+    with pytest.raises(UserError, match="budget_s=900: one look takes about"):
+        outcome_of("sweep", tmp_path, *SMALL, "budget_s=900")
+    (folder,) = tmp_path.iterdir()
+    looks = load(folder).manifest.looks
+    assert looks is not None
+    assert looks.measured_s > 1000.0
 
 
 def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(

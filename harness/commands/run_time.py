@@ -336,12 +336,18 @@ def say_left(
 
 
 class Stopwatch:
-    """Seconds of measuring, those of earlier processes of the run included."""
+    """Seconds of a run, those of earlier processes of it included.
 
-    def __init__(self, folder: RunFolder, budget_s: float | None) -> None:
+    They count from `begun`, by the monotonic clock: loading and checking the models takes its part
+    of the budget, too.
+    """
+
+    def __init__(
+        self, folder: RunFolder, budget_s: float | None, begun: float | None = None
+    ) -> None:
         looks, costs = folder.manifest.looks, folder.manifest.audition.costs
         self._before_s = looks.measured_s if looks else costs.measured_s or 0.0
-        self._begun = monotonic()
+        self._begun = monotonic() if begun is None else begun
         self.budget_s = budget_s
 
     @property

@@ -10,6 +10,8 @@ texts are generated, in batches, and no speculative generation is run. With `lat
 are those of another engine, and nothing is timed here.
 """
 
+from time import monotonic
+
 from harness.commands.checks import Problems, check_run
 from harness.commands.completions import check_texts, completions, score_pair, with_turns
 from harness.commands.dry_run import print_sweep
@@ -37,6 +39,7 @@ from harness.storage.manifest import SyntheticAcceptance
 
 def run(config: SweepConfig) -> Outcome:
     """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
+    begun = monotonic()
     prompts = load_prompts(config)
     problems = Problems()
     costs = problems.of(costs_of_sweep, config)
@@ -68,16 +71,18 @@ def run(config: SweepConfig) -> Outcome:
         if config.mode == "replay" or 0.0 not in config.temperature:  # no greedy texts to compare
             pair.check_lengths()
         if costs is None:
-            _measure(folder, pair, config, said)
+            _measure(folder, pair, config, said, begun)
         else:  # nothing is timed here
             completions(folder, pair, config)
             score_pair(folder, pair, config)
     return concluded(folder, verbose=config.verbose)
 
 
-def _measure(folder: RunFolder, pair: Pair, config: SweepConfig, said: RunTime | None) -> None:
+def _measure(
+    folder: RunFolder, pair: Pair, config: SweepConfig, said: RunTime | None, begun: float
+) -> None:
     """Time rounds and steps, and measure the cells among them."""
-    in_looks, watch = config.until == "decided", Stopwatch(folder, config.budget_s)
+    in_looks, watch = config.until == "decided", Stopwatch(folder, config.budget_s, begun)
     visits = visits_of_pair(folder, pair, config, config.temperature, repeated=in_looks)
     visits.begin()
     measure_steps(folder, pair, config)
