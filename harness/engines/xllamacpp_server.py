@@ -41,6 +41,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--spec-type", help=f"of {', '.join(sorted({*SPEC_TYPES.values()}))}")
     parser.add_argument("--spec-draft-model")
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
+    parser.add_argument("--spec-draft-n-min", type=int, default=0)
+    parser.add_argument("--spec-draft-p-min", type=float, default=0.0)
     parser.add_argument("--spec-draft-sampling", choices=("greedy", "probabilistic"))
     parser.add_argument("--spec-draft-threads", type=int)
     parser.add_argument("--spec-draft-type-k", default="f16")
@@ -73,7 +75,8 @@ def parameters(given: argparse.Namespace) -> Any:
             lookup = getattr(params.speculative, f"ngram_{kind}")
             setattr(lookup, size, getattr(given, f"spec_ngram_{kind}_{size}"))
         draft = params.speculative.draft
-        draft.n_max = given.spec_draft_n_max
+        draft.n_max, draft.n_min = given.spec_draft_n_max, given.spec_draft_n_min
+        draft.p_min = given.spec_draft_p_min
         if given.spec_draft_model is not None:
             draft.mparams.path = given.spec_draft_model
         draft.probabilistic = given.spec_draft_sampling == "probabilistic"
