@@ -17,6 +17,7 @@ implementation when its configuration has been read.
 import codecs
 import difflib
 import io
+import json
 import logging
 import os
 import re
@@ -478,6 +479,7 @@ def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
         raise error or UserError(f"{key}: there is no such key")
     try:
         _expand_home(config)
+        _read_mappings(config)
         if any(config.get(key) is not None for key in ("resume", "traces_from")):
             from harness.commands.run_keys import with_keys_of_run
 
@@ -502,6 +504,20 @@ def _expand_home(config: DictConfig) -> None:
         elif value is not None and any("~" in str(each) for each in value):
             paths = [_HOME.sub(lambda at: home(at[0]), str(each)) for each in value]
             OmegaConf.update(config, name, paths)
+
+
+def _read_mappings(config: DictConfig) -> None:
+    """Put mappings for those given as JSON, which may have any name; a number as a name is text."""
+    for name, entry in keys_of(cast("type[Any]", OmegaConf.get_type(config))):
+        if entry.metadata.get("form") is not dict:
+            continue
+        value = OmegaConf.select(config, name)
+        if isinstance(value, str):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        if isinstance(value, Mapping):
+            named = {str(each): value[each] for each in value}
+            OmegaConf.update(config, name, named, merge=False)
 
 
 def _refuse_files_of_no_model(words: Sequence[str]) -> None:

@@ -1,9 +1,11 @@
-"""Words of command lines as they are printed: a shell and then Hydra read each as it was meant.
+r"""Words of command lines as they are printed: a shell and then Hydra read each as it was meant.
 
 A value with spaces, brackets, commas, quotes, = or letters beyond ASCII is quoted twice: for
-Hydra's grammar, and the whole word for the shell, as 'resume="/x/ra (1)"'.
+Hydra's grammar, and the whole word for the shell, as 'resume="/x/ra (1)"'. A mapping that has such
+a name is written as JSON, a text of its own: 'prompts.weights="{\"ra (1)\": 1}"'.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -11,8 +13,9 @@ from typing import Any
 
 # Hydra takes such a text as it stands; one that begins like a number is quoted
 _BARE = re.compile(r"(?:\.{0,2}/|[A-Za-z_])[A-Za-z0-9_./:@+%-]*", re.ASCII)
+# In a mapping; Hydra lets nobody quote a name there
+_BARE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*", re.ASCII)
 _NOT_TEXTS = frozenset({"null", "true", "false", "nan", "inf"})
-_ESCAPED_IN_NAMES = re.compile(r"[\\()\[\]{}:=, \t]")
 
 
 def as_typed(key: str, value: Any) -> str:
@@ -34,19 +37,18 @@ def of_hydra(value: Any) -> str:
     if isinstance(value, int | float):
         return f"{value:g}" if float(value).is_integer() and abs(value) < 1e6 else str(value)
     if isinstance(value, Mapping):
-        entries = (f"{_name(name)}:{of_hydra(entry)}" for name, entry in value.items())
+        if not all(_is_bare(name, _BARE_NAME) for name in value):
+            return _quoted(json.dumps(value, ensure_ascii=False))
+        entries = (f"{name}:{of_hydra(entry)}" for name, entry in value.items())
         return f"{{{','.join(entries)}}}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(of_hydra, value))}]"
     text = str(value)
-    if _BARE.fullmatch(text) and text.lower() not in _NOT_TEXTS:
-        return text
-    return _quoted(text)
+    return text if _is_bare(text) else _quoted(text)
 
 
-def _name(name: Any) -> str:
-    """A name in a mapping, which Hydra lets nobody quote."""
-    return _ESCAPED_IN_NAMES.sub(r"\\\g<0>", str(name))
+def _is_bare(text: Any, form: re.Pattern[str] = _BARE) -> bool:
+    return form.fullmatch(str(text)) is not None and str(text).lower() not in _NOT_TEXTS
 
 
 def _quoted(text: str) -> str:

@@ -15,7 +15,8 @@ from runs import outcome_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, Qwen3Config
 
-from harness.config import DraftConf
+from harness.config import DraftConf, ModelConf
+from harness.models.checkpoint import check_quantized
 from harness.models.heads.files import head_config
 from harness.models.load import load
 from harness.records import UserError
@@ -354,9 +355,26 @@ def packed_codes(folder: Path) -> None:
     configure(folder, compression_config={"quant_method": "compressed-tensors"})
 
 
+def scales_of_another_name(folder: Path) -> None:
+    name = UP.replace(".weight", ".w_scale")
+    rewrite(folder, lambda tensors: tensors.update({name: torch.ones(1)}))
+
+
+def mlx(folder: Path) -> None:
+    configure(folder, quantization={"group_size": 64, "bits": 4})
+
+
+def mlx_twice(folder: Path) -> None:
+    sizes = {"group_size": 64, "bits": 4}
+    configure(folder, quantization=sizes, quantization_config=sizes)
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
+        (scales_of_another_name, r"w_scale \(F32\) is of quantized weights"),
+        (mlx, "quantized by MLX"),
+        (mlx_twice, "quantized by MLX"),
         (modelopt, "quantized by modelopt FP8, which transformers does not read"),
         (modelopt_beside_its_config, "quantized by modelopt NVFP4"),
         (method_of_another_engine, "quantized by exl3"),
@@ -378,6 +396,17 @@ def test_codes_are_never_run_as_if_they_were_the_weights(
             outcome_of("sweep", *words, f"results_root={tmp_path}/results")
     with pytest.raises(UserError, match=line):
         loaded(folder)
+
+
+@pytest.mark.parametrize("named", [{"quant_method": "bitsandbytes"}, {}])
+def test_a_checkpoint_of_bitsandbytes_is_one_that_transformers_reads(
+    named: dict[str, str], folder: Path
+) -> None:
+    """transformers names its two methods by their bits, and config.json by a flag."""
+    codes_without_scales(folder)
+    configure(folder, quantization_config={**named, "load_in_8bit": True})
+    config = json.loads((folder / "config.json").read_text())
+    check_quantized(ModelConf(id=str(folder), name="x"), str(folder), config)
 
 
 def test_scales_of_a_cache_and_masks_of_bytes_are_no_quantized_weights(folder: Path) -> None:

@@ -275,7 +275,7 @@ def test_a_path_with_a_space_that_the_shell_took_apart_is_shown_quoted(
         *("/x/ra (1)/with=equals/模型", "a,b", "#x", "it's", 'say "hi"', "back\\", 'b\\"q', "~/x"),
         *("Be brief!", "a:b", "http://h:80", "007", "1e3", "null", "True", ".5", "-x", " a ", ""),
         *("[a]", "{a:b}", "$HOME", "${x}", "a@~/b@kind:eagle3", "x\ny", "a*b", "`a`;b|c&d>e"),
-        *(["a b", "c,d", 1], [0.5, 1.0, None], {"easy": 0.7, "ra (1)": 1}, 1, 2.5, 10**9, True),
+        *(["a b", "c,d", 1], [0.5, 1.0, None], {"easy": 0.7, "b_2": 1}, 1, 2.5, 10**9, True),
     ],
 )
 def test_a_printed_word_is_read_as_what_it_was_made_of(value: Any) -> None:
@@ -284,6 +284,35 @@ def test_a_printed_word_is_read_as_what_it_was_made_of(value: Any) -> None:
     assert not override.is_sweep_override()
     read = OmegaConf.create({"key": override.value()})
     assert OmegaConf.to_object(read) == {"key": value}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "ra (1)",
+            "a=b",
+            "a,b",
+            "#x",
+            "it's",
+            'say "hi"',
+            "模型",
+            "back\\",
+            'b\\"q',
+            "a:b",
+            "{a}",
+        ),
+        *("null", "True", "1", "1.5", "1e3", "~", " a ", "${x}", "a;b|c", "x\ty"),
+    ],
+)
+def test_weights_of_any_prompt_set_are_printed_as_they_are_read(name: str) -> None:
+    weights = {name: 0.5, "easy": 1}
+    (word,) = shlex.split(as_typed("prompts.weights", weights))
+    assert compose("sweep", [word]).prompts.weights == weights
+
+
+def test_a_number_as_a_name_of_a_set_is_its_text() -> None:
+    assert compose("sweep", ["prompts.weights={1:0.5,2:1}"]).prompts.weights == {"1": 0.5, "2": 1}
 
 
 def test_a_path_may_begin_with_the_home_folder(

@@ -7,6 +7,7 @@ server.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from server_answers import PLAIN_META, sglang_answers, vllm_answers
 from stand_in_server import StandIn
 
 from harness.analysis import analyse
+from harness.commands.imports import read_records
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.http_client import HttpClient
 from harness.engines.http_server import AttachedEngine, HttpServer
 from harness.engines.llamacpp import LlamaCppServer, request_body
 from harness.engines.protocol import Asked, Completion
 from harness.engines.sglang import SglangServer
-from harness.engines.stored_answers import FailedAnswerError, record_of
+from harness.engines.stored_answers import FailedAnswerError, imported, record_of
 from harness.engines.vllm import VllmServer
 from harness.records import UserError
 from harness.reporting.content import content_of
@@ -422,6 +424,45 @@ def test_k_is_what_all_rounds_but_a_texts_last_ones_draft(tmp_path: Path) -> Non
     assert {trial.k for trial in stored.trials} == {4}
 
 
+BUDGET_ENDED = {**LLAMACPP["timings"], "draft_n": 11}  # three rounds of 4, the last shortened
+
+
+def test_k_is_not_known_where_two_fit_short_answers(tmp_path: Path) -> None:
+    """Rounds of 4, 4 and 3 drafted tokens, or of 5, 4 and 2 with K = 5, as llama.cpp shortens."""
+    entry = {**LLAMACPP, "timings": BUDGET_ENDED}
+    written = write(tmp_path / "answers.jsonl", entry)
+    with pytest.raises(UserError, match=r"K is not known: .* too short to tell K=4 from K=5; give"):
+        run(tmp_path, [written])
+    assert {trial.k for trial in run(tmp_path, [written], "k=[4]").trials} == {4}
+
+
+DATA = Path(__file__).parent / "data"
+# What 12 answers of xllamacpp's server with --spec-draft-n-max 16 say of K: None where it is open.
+# tests/data/README.md has its command lines.
+K_16 = {"k16": None, "k16_long": 16, "k16_p40": None, "k16_p75": None}
+
+
+@pytest.mark.parametrize("name", K_16)
+def test_answers_of_a_real_server_with_draft_max_16_say_16_or_nothing(
+    name: str, tmp_path: Path
+) -> None:
+    file = DATA / f"llamacpp_{name}.jsonl"
+    records = list(read_records(str(file)))
+    assert len(records) == 12
+    assert _k_said(records) == K_16[name]
+    few = [*combinations(records, 1), *combinations(records, 2)]
+    assert {_k_said(some) for some in few} <= {None, 16}
+    stored = run(tmp_path, [DATA / "llamacpp_plain.jsonl", file], "k=[0,16]")
+    assert {trial.k for trial in stored.trials} == {0, 16}
+
+
+def _k_said(records: Sequence[Completion]) -> int | None:
+    try:
+        return max(trial.k for trial in imported({"answers": records}, None, None).trials)
+    except UserError:
+        return None
+
+
 def test_k_is_not_guessed_from_the_most_tokens_that_a_round_accepted(tmp_path: Path) -> None:
     steps = [{"per_step_accepted": [2, 0, most]} for most in (1, 2, 3)] * 3
     written = write(tmp_path / "rounds.jsonl", *steps)
@@ -455,13 +496,9 @@ def test_records_without_times_have_acceptance_and_neither_times_nor_verdict(
     )
 
 
-BUDGET_ENDED = {**LLAMACPP["timings"], "draft_n": 11}  # three rounds of 4, the last shortened
-
-
 @pytest.mark.parametrize(
     ("stop", "timings", "given", "k", "rounds"),
     [
-        ("limit", BUDGET_ENDED, None, 4, 3),
         ("limit", BUDGET_ENDED, 4, 4, 3),
         # An accepted end of text leaves a round without a token of its own
         ("eos", {**BUDGET_ENDED, "draft_n": 16}, 4, 4, 4),
@@ -577,7 +614,7 @@ def test_llamacpps_own_answers_give_the_rounds_that_its_adapter_counts(tmp_path:
                 if k:
                     expected.append((len(done.tokens) - 1, done.rounds, done.drafted))
         files.append(write(tmp_path / f"k{k}.jsonl", *answers))
-    stored = run(tmp_path, files)
+    stored = run(tmp_path, files, "k=[0,4]")
     trials = [trial for trial in stored.trials if trial.k == 4]
     counted = [(trial.new_tokens, trial.rounds, trial.drafted) for trial in trials]
     known = [(a, b) for a, b in zip(counted, expected, strict=True) if a[1] is not None]

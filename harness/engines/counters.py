@@ -19,7 +19,11 @@ from functools import cached_property
 
 from harness.records import MOST_K, Scrape
 
-_SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
+# With OpenMetrics' fractions of seconds, and its exemplar after #, which is no value of the counter
+_SAMPLE = re.compile(
+    r'([A-Za-z_:][\w:]*)(?:\{((?:[^"{}]|"(?:[^"\\]|\\.)*")*)\})?'
+    r"\s+(\S+)(?:\s+-?[\d.]+)?(?:\s+#.*)?\s*"
+)
 # vLLM's and SGLang's
 MODEL_LABEL = "model_name"
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

@@ -23,13 +23,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.engine_facts.engines import spec_of
 from harness.engines import llamacpp, sglang, vllm
 from harness.engines.protocol import Completion, failure_of
 from harness.prompts.entries import request_in
-from harness.records import ServingEngine, Trial, UserError
+from harness.records import MOST_K, ServingEngine, Trial, UserError
 
 # One prompt set for all entries, since they have no category
 PROMPT_SET = "requests"
@@ -285,11 +285,11 @@ def _common(what: str, values: set[Any]) -> Any:
 def _k_of(file: str, records: Sequence[Completion], given: int | None) -> int:
     stated = {record.k for record in records if record.k is not None}
     sums = [
-        (record.drafted, rounds)
+        _Sums(record.drafted, rounds, record.returned - FIRST_POSITION)
         for record in records
         if record.k is None and record.drafted and (rounds := _rounds(record))
     ]
-    inferred = [math.ceil(drafted / rounds) for drafted, rounds in sums]
+    inferred = [math.ceil(each.drafted_per_round) for each in sums]
     if given is not None:
         # Drafts may end early, so an inferred K is a lower bound
         least = [*inferred, *(len(r.accepted_lengths or (0,)) - 1 for r in records if r.k is None)]
@@ -303,24 +303,65 @@ def _k_of(file: str, records: Sequence[Completion], given: int | None) -> int:
                 " the K of each file in their order, or leave k= out"
             )
         return given
-    if inferred:
-        k = max(inferred)
-        # A text's budget shortens its last drafts, to K - 1 tokens at most and each by one more
-        if any(k * rounds - drafted > k * (k - 1) // 2 for drafted, rounds in sums):
-            means = [drafted / rounds for drafted, rounds in sums]
-            raise UserError(
-                f"{file}: K is not known: its rounds drafted {min(means):.1f} to"
-                f" {max(means):.1f} tokens in the mean of a request, so drafts ended early (a"
-                " threshold, a look-up, an adaptive K); give k=[...], what the server drafts at"
-                " most, one of each file"
-            )
-        stated |= {k}
+    if sums:
+        stated |= {_k_of_sums(file, sums, records[0].engine)}
     # A request that is too short for a draft looks like plain decoding
     drafting = stated - {0}
     if len(drafting) > 1 or (not stated and records):
         known = f"{sorted(drafting)}" if drafting else "none"
         raise UserError(f"{file}: K is not known ({known} in its records); give k=[...], one each")
     return max(stated, default=0)
+
+
+class _Sums(NamedTuple):
+    """The counts of a request whose answer does not say K; `tokens` are those of its rounds."""
+
+    drafted: int
+    rounds: int
+    tokens: int
+
+    @property
+    def drafted_per_round(self) -> float:
+        """The mean, which is at most K."""
+        return self.drafted / self.rounds
+
+    def fit(self, k: int, *, shortens: bool) -> bool:
+        """Whether rounds of K = k can have drafted this many tokens.
+
+        Where an engine `shortens` drafts near the budget, the round that begins with `left` tokens
+        to go drafts min(k, left - 1), and only the last rounds begin with k or fewer.
+        """
+        before = max(0, math.ceil((self.tokens - k) / (k + 1)))
+        last = max(0, min(k, self.rounds - before)) if shortens else 0
+        missing = k * self.rounds - self.drafted
+        return 0 <= missing <= last * (k + 1) - last * (last + 1) // 2
+
+
+def _k_of_sums(file: str, sums: Sequence[_Sums], engine: str) -> int:
+    """The only K that can have drafted these sums; refused where there are several, or none."""
+    counting = spec_of(engine).counting
+    shortens = counting is not None and counting.shortens_last_draft
+    least = max(math.ceil(each.drafted_per_round) for each in sums)
+    fitting = [
+        k for k in range(least, MOST_K + 1) if all(each.fit(k, shortens=shortens) for each in sums)
+    ]
+    # The sums of one answer may fit by chance, as 88 tokens in 20 rounds fit K=5
+    if len(fitting) == 1 and (len(sums) > 1 or not shortens):
+        return fitting[0]
+    if len(fitting) == 1:
+        why = "one answer does not tell full drafts from drafts that ended early"
+    elif fitting:
+        why = f"its answers are too short to tell K={fitting[0]} from K={fitting[1]}"
+    else:
+        means = [each.drafted_per_round for each in sums]
+        why = (
+            f"its rounds drafted {min(means):.1f} to {max(means):.1f} tokens in the mean of a"
+            " request, so drafts ended early (a threshold, a look-up, an adaptive K)"
+        )
+    raise UserError(
+        f"{file}: K is not known: {why}; give k=[...], what the server drafts at most, one of each"
+        " file"
+    )
 
 
 def _rounds(record: Completion) -> int | None:

@@ -8,7 +8,7 @@ is loaded, and the stored dtypes and names of the tensors are looked at where th
 Sources: `quantization_config.quant_method` of config.json, and hf_quant_config.json of NVIDIA's
 ModelOpt (examples/llm_ptq, `quantization.quant_algo`); the methods that transformers reads are
 those of its quantizers/auto.py; names of scales and codes by compressed-tensors, ModelOpt, GPTQ,
-AWQ and bitsandbytes.
+AWQ, bitsandbytes and MLX.
 """
 
 import re
@@ -28,6 +28,8 @@ OF_CODES = re.compile(
     r"(^|[._])(weight_scale(_inv|_2)?|weight_packed|weight_zero_point|qweight|qzeros|SCB"
     r"|weight\.absmax|weight\.quant_map)$"
 )
+# What belongs to codes where the module has a weight too
+BESIDE_CODES = re.compile(r"(.*\.)(w_)?(scales?|zeros?|zero_points?)$")
 # As safetensors and torch name them, in lower case without "torch."
 CODES = re.compile(r"^(f8_|f6_|f4|float8|float4|i8$|u8$|i4$|u4$|int8$|uint8$|int4$|uint4$)")
 ADVICE = (
@@ -45,7 +47,7 @@ def check_method(where: str, config: Mapping[str, Any], modelopt: Mapping[str, A
         modelopt: hf_quant_config.json; None where there is none.
     """
     stated = stated_quantization(config)
-    method = None if stated is None else stated.get("quant_method")
+    method = None if stated is None else _method_in(stated)
     if stated is None and modelopt is not None:
         algorithm = (modelopt.get("quantization") or {}).get("quant_algo")
         method = None if algorithm is None else f"modelopt {algorithm}"
@@ -60,16 +62,31 @@ def stated_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The entry of a config.json, or of its text model's, that says how weights are quantized."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
-        if isinstance(part.get("quantization_config"), Mapping):
-            return part["quantization_config"]
+        for name in ("quantization_config", "quantization"):  # MLX writes the second, or both
+            if isinstance(part.get(name), Mapping):
+                return part[name]
     return None
+
+
+def _method_in(stated: Mapping[str, Any]) -> str:
+    """The method, as transformers' quantizers/auto.py names it."""
+    method = stated.get("quant_method")
+    if method in (None, "bitsandbytes"):
+        bits = next((bits for bits in (8, 4) if stated.get(f"load_in_{bits}bit")), None)
+        if bits is not None:
+            return f"bitsandbytes_{bits}bit"
+    if method is None and {"bits", "group_size"} <= stated.keys():
+        return "MLX or another method that its config.json does not name"
+    return str(method or "a method that its config.json does not name")
 
 
 def check_tensors(where: str, tensors: Iterable[tuple[str, str]]) -> None:
     """Refuse codes among tensors, (name, dtype), of which no config says how they are read."""
-    for name, dtype in tensors:
+    dtypes = dict(tensors)
+    for name, dtype in dtypes.items():
         of_weight = name.endswith("weight") and CODES.match(dtype.lower().removeprefix("torch."))
-        if of_weight or OF_CODES.search(name):
+        beside = BESIDE_CODES.fullmatch(name)
+        if of_weight or OF_CODES.search(name) or (beside and f"{beside[1]}weight" in dtypes):
             raise UserError(
                 f"{where}: {name} ({dtype}) is of quantized weights, and no method that would"
                 f" read them is in its config.json; {ADVICE}"

@@ -20,10 +20,12 @@ IDS = ("id", "question_id", "task_id", "prompt_id", "conversation_id", "custom_i
 # The fields that may contain the request with the prompt, as in batch files and gateways' logs
 WRAPPERS = ("body", "request")
 PROMPTS = (*LISTS, *TEXTS, *WRAPPERS)
-READ = frozenset({*PROMPTS, *IDS, "input", "category"})
-EXPECTED = f"read are {', '.join(LISTS)}, {', '.join(TEXTS)} (docs/prompts.md)"
+# Next to a prompt: what follows an instruction, and a system message
+INPUTS, SYSTEMS = ("input", "context"), ("system", "system_prompt")
 # The fields of an answer of a server, in OpenAI's batch files or by itself
 ANSWERS = ("response", "choices", "meta_info", "timings")
+READ = frozenset({*PROMPTS, *IDS, *INPUTS, *SYSTEMS, *ANSWERS, "category"})
+EXPECTED = f"read are {', '.join(LISTS)}, {', '.join(TEXTS)} (docs/prompts.md)"
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("user", "human"), "user"),
@@ -131,7 +133,10 @@ def decoded_values(text: str, where: str) -> Iterator[Any]:
 def _conversation(entry: Entry, where: str) -> Conversation:
     """The system message, the turns and the answers between them, of an entry."""
     name = next((name for name in (*LISTS, *TEXTS) if entry.get(name) is not None), None)
-    if name is None and any(isinstance(entry.get(key), Mapping | list) for key in ANSWERS):
+    answered = any(isinstance(entry.get(key), Mapping | list) for key in ANSWERS)
+    failed = "response" in entry and bool(entry.get("error"))
+    # SGLang's answer has its text in the field that others have a prompt in
+    if (name is None and (answered or failed)) or (name == "text" and "meta_info" in entry):
         raise UserError(
             f"{where}: an answer of a server, without its request; give the file of the requests"
         )
@@ -141,12 +146,19 @@ def _conversation(entry: Entry, where: str) -> Conversation:
     if name == "turns" and entry.get("prompt") is not None:
         raise UserError(f"{where}: either prompt or turns, not both; {EXPECTED}")
     if name in LISTS or (name == "prompt" and isinstance(value, list)):
-        return _listed(value, name, where)
+        system, turns, answers = _listed(value, name, where)
+        return _system_in(entry, where) if system is None else system, turns, answers
     text = checked_text(value, name, where)
-    extra = entry.get("input") if name == "instruction" else None
-    if extra is not None and extra != "":
-        text = f"{text}\n\n{checked_text(extra, 'input', where)}"
-    return None, [text], []
+    for field in INPUTS if name == "instruction" else ():
+        if entry.get(field):
+            text = f"{text}\n\n{checked_text(entry[field], field, where)}"
+    return _system_in(entry, where), [text], []
+
+
+def _system_in(entry: Entry, where: str) -> str | None:
+    """The system message next to a prompt (Anthropic's requests, OpenOrca); None without one."""
+    given = next((entry[name] for name in SYSTEMS if entry.get(name)), None)
+    return None if given is None else checked_text(_message_text(given, where), "system", where)
 
 
 def _listed(items: Any, name: str, where: str) -> Conversation:

@@ -201,9 +201,11 @@ def _json(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _txt(path: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(file_lines(path), start=1):
+    # Some systems end lines with \r alone
+    lines = (line for ended in file_lines(path) for line in ended.rstrip("\r\n").split("\r"))
+    for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield number, {"prompt": line.rstrip("\r\n")}
+            yield number, {"prompt": line}
 
 
 def _csv(path: Path, delimiter: str = ",") -> Iterator[tuple[int, Any]]:
