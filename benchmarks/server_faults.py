@@ -394,7 +394,8 @@ def killer(root: Path, k: int, trials: int, *, load: bool, stop: threading.Event
     """Kill the server of a K once so many trials are stored, or the one with room for a load."""
     found: psutil.Process | None = None
     while not stop.wait(0.002):
-        found = found or victim(k, load=load)
+        if found is None or not found.is_running() or found.status() == psutil.STATUS_ZOMBIE:
+            found = victim(k, load=load)
         # Under load once a visit of it is stored
         files, least = (
             [*root.glob(f"*/{'loads' if load else 'trials'}.jsonl")],

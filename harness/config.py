@@ -844,7 +844,7 @@ class ServerConfig(PairConfig):
     )
     p_min: list[float] = key(
         [0.0],
-        "a draft ends at a token that it gave less probability; one value a run; 0: no threshold",
+        "a draft ends at a token below this probability; one value; 0: none",
         example="[0.75]",
         least=0,
         most=0.999,
