@@ -57,7 +57,8 @@ def test_every_modal_line_of_the_documents_gets_as_far_as_the_missing_account(
 
 
 def test_every_row_of_reliability_md_names_tests_that_exist() -> None:
-    lines = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8").splitlines()
+    faults, _, _ = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8").partition("\n## ")
+    lines = faults.splitlines()
     rows = [line for line in lines if line.startswith("| ")][1:]
     assert len(rows) > 50
     missing: list[str] = []
