@@ -767,7 +767,7 @@ class SweepConfig(PairConfig):
     @property
     def prompts_of_a_set(self) -> int:
         """Replay makes prompts cheap, and of those that are measured it takes what it needs."""
-        return 32 if self.until == "decided" else super().prompts_of_a_set
+        return 64 if self.until == "decided" else super().prompts_of_a_set
 
     @property
     def not_in_looks(self) -> str | None:

@@ -44,8 +44,11 @@ VerdictReason = Literal[
     "held_out_gain",  # speculate
     "held_out_loss",  # does_not_pay; alpha, breakeven_alpha (either may be None)
     # Undecided with an interval
-    "interval_spans_one",  # needs prompts; prompts, prompts_needed (None: it cannot be estimated)
-    # timing_share: timing's share of the variance; measured: whether the speedup was measured
+    # Needs prompts; prompts, prompts_needed (None: it cannot be estimated). Where a part was
+    # measured in pairs, pairs_needed: how many prompts of all sets are to be measured then
+    "interval_spans_one",
+    # timing_share: timing's share of the variance; measured: whether the speedup was measured; by
+    # pairs the values of interval_spans_one, too
     "timing_noise",
     "near_one",  # near: both bounds are within this distance of 1
     # Undecided without an interval

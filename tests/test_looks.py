@@ -26,11 +26,13 @@ from harness.commands.tasks import (
     in_random_order,
     look_groups,
     prompts_at,
+    replayed_prompts,
+    sweep_tasks,
 )
 from harness.config import SweepConfig
 from harness.measurement import generations, target_texts
 from harness.records import Cell, Prompt, Trial, UserError, grouped
-from harness.stats.two_phase import LOOKS
+from harness.stats.two_phase import LOOKS, most_measured
 from harness.storage import StoredRun, load
 from harness.storage.manifest import ChosenK
 from harness.storage.manifest import Looks as LooksMade
@@ -74,6 +76,25 @@ def test_the_turns_of_a_conversation_are_measured_in_one_look() -> None:
     assert [[entry.turn for entry in each.turns] for each in order] == [[1, 2, 3]] * 9
     groups = look_groups(order, settings("temperature=[0]"), CHOSEN, 1)
     assert len(groups) == 3 * prompts_at(9, 1) == 9
+
+
+def test_of_many_prompts_all_are_replayed_and_a_part_is_measured() -> None:
+    prompts, config = entries(easy=64, hard=64), settings("temperature=[0]")
+    tasks = sweep_tasks(prompts, config)
+    assert len(tasks.texts) == 128
+    measured = Counter(task.entry.prompt.prompt_set for task in tasks.measured if task.k == 0)
+    assert measured == {"easy": 32, "hard": 32}
+    assert [most_measured(count) for count in (8, 64, 65, 128, 400)] == [8, 64, 64, 64, 200]
+
+
+def test_own_files_are_replayed_up_to_a_limit_unless_the_limit_is_given() -> None:
+    sizes = {"long": 900, "short": 300, "one": 1}
+    prompts = [Prompt(name, str(n), ("?",)) for name, size in sizes.items() for n in range(size)]
+    kept = Counter(prompt.prompt_set for prompt in replayed_prompts(prompts, settings()))
+    assert kept == {"long": 383, "short": 127, "one": 1}
+    for words in (("prompts.limit=null",), ("until=all",)):
+        assert replayed_prompts(prompts, settings(*words)) == tuple(prompts)
+    assert replayed_prompts(prompts[:500], settings()) == tuple(prompts[:500])
 
 
 def test_the_looks_measure_every_prompt_once_and_leaders_alternate() -> None:
@@ -371,11 +392,11 @@ def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(
 @pytest.mark.parametrize(
     ("words", "until", "limit"),
     [
-        ((), "decided", 32),
+        ((), "decided", 64),
         (("until=all",), "all", 8),
         (("mode=replay",), "all", 8),
         (("decode.acceptance=0.7",), "all", 8),
-        (("decode.stop=threshold",), "decided", 32),
+        (("decode.stop=threshold",), "decided", 64),
         (("decode.stop=threshold", "decode.repetition_penalty=1.2"), "all", 8),
         (("prompts.limit=5",), "decided", 5),
         (("prompts.limit=null",), "decided", None),

@@ -109,7 +109,7 @@ def test_the_shipped_sets_are_large_enough_and_a_limit_sees_every_category() -> 
     assert len({prompt.turns for prompt in everything}) == len(everything)
     for name in ("easy", "hard"):
         all_of, some_of = ([p for p in ps if p.prompt_set == name] for ps in (everything, few))
-        assert (len(all_of) >= 24, len(some_of)) == (True, 8)
+        assert (len(all_of), len(some_of)) == (64, 8)
         assert {p.category for p in some_of} == {p.category for p in all_of}
     assert [int(prompt.id) for prompt in spread(made(32), 4)] == [0, 8, 16, 24]
     for conf, said in (
@@ -332,6 +332,24 @@ def test_files_of_one_stem_are_kept_apart_by_their_folders_and_only_those(tmp_pa
     }
     with pytest.raises(UserError, match="is listed twice"):
         load(PromptsConf(sets=[], files=[str(files[2]), f"{tmp_path}/./own.txt"]))
+
+
+def test_no_shipped_prompt_is_a_near_copy() -> None:
+    """The first 32 of each set vary templates, and stay: stored runs are of them."""
+    prompts = load(PromptsConf(["easy", "hard"]))
+    words = {prompt.id: {*re.findall(r"\w+", prompt.turns[0].lower())} for prompt in prompts}
+    for name in (name for name in words if int(name.rpartition("-")[2]) > 32):
+        for other in words.keys() - {name}:
+            common, either = words[name] & words[other], words[name] | words[other]
+            assert len(common) < 0.4 * len(either), f"{name} is nearly {other}"
+
+
+def test_a_small_limit_takes_the_prompts_that_it_took_of_sets_of_32() -> None:
+    for name in ("easy", "hard"):
+        kept = load(PromptsConf([name]))
+        before = [prompt for prompt in kept if int(prompt.id.rpartition("-")[2]) <= 32]
+        for limit in (1, 8, 16):
+            assert load(PromptsConf([name], limit=limit)) == spread(before, limit)
 
 
 def test_own_files_replace_the_shipped_sets_and_are_kept_apart_where_both_are_used(

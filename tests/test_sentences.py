@@ -40,7 +40,11 @@ REASONS: dict[str, Answer] = {
     "interval_spans_one": refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=40),
     "no number of prompts known": refusal("interval_spans_one", **BEST, prompts=16,
         prompts_needed=None),
+    "the prompts to replay and to measure": refusal("interval_spans_one", **BEST, prompts=128,
+        prompts_needed=300, pairs_needed=150),
     "timing_noise": refusal("timing_noise", **BEST, timing_share=0.7, measured=True),
+    "timing noise of pairs": refusal("timing_noise", **BEST, timing_share=0.7, measured=True,
+        prompts=128, prompts_needed=300, pairs_needed=150),
     "near_one": refusal("near_one", **BEST, near=0.05),
     "a K that was measured on a part of the prompts": replace(
             refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=40),

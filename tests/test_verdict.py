@@ -12,12 +12,14 @@ from harness.analysis.verdict import (
     ONE_SIDED,
     Candidate,
     Evidence,
+    MeasuredPairs,
     Timed,
     decide,
     evidence_from_trials,
 )
 from harness.records import Trial, UserError
 from harness.stats.jackknife import workload_ratio
+from harness.stats.two_phase import Pairs, most_measured
 from harness.theory.speedup import RoundTimes
 
 KS = (1, 2, 3, 4, 5, 6, 8, 16)
@@ -144,6 +146,25 @@ def test_so_many_prompts_as_are_needed_decide_it():
     assert isinstance(needed, int)
     assert 16 < needed <= 160
     assert decide(undecided(needed, 1.17, 0.25, 0.0)).speculates
+
+
+@pytest.mark.parametrize(
+    ("size", "measured", "spread", "noise", "reason"),
+    [(16, 16, 0.22, 0.01, "interval_spans_one"), (128, 64, 0.02, 0.35, "timing_noise")],
+)
+def test_of_two_phases_both_numbers_of_prompts_are_named(size, measured, spread, noise, reason):
+    evidence, number = undecided(size, 1.13, spread, 0.0), np.arange(measured)
+    normal = np.random.default_rng(5).permutation(ndtri((number + 0.5) / measured))
+    ones = np.ones(measured)
+    pairs = Pairs(np.exp(noise * normal), ones, ones, ones)
+    paired = replace(evidence, pairs=MeasuredPairs(FIRST, evidence.names[:measured], pairs))
+    verdict = decide(paired)
+    assert (verdict.decision, verdict.reason) == ("undecided", reason)
+    needed, of_pairs = (verdict.reason_values[f"{each}_needed"] for each in ("prompts", "pairs"))
+    assert isinstance(needed, int)
+    assert size < needed <= 10 * size
+    assert of_pairs == most_measured(needed)
+    assert of_pairs > measured
 
 
 def test_round_times_that_scatter_between_visits_are_timing_noise():

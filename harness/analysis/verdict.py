@@ -55,7 +55,7 @@ from harness.stats.jackknife import (
     set_weights,
     workload_ratio,
 )
-from harness.stats.two_phase import MIN_MEASURED, Pairs, TwoPhase, two_phase
+from harness.stats.two_phase import MIN_MEASURED, Pairs, TwoPhase, most_measured, two_phase
 from harness.stats.workload import SharedError, VisitCosts, Workload
 from harness.summary import Answer, Doubt, MeasuredPart, Values
 from harness.theory.speedup import RoundTimes
@@ -320,6 +320,7 @@ def decide(
         weights: of the sets, equal if None.
         seed: of draws.
     """
+    of_all_sets = len(evidence.names)
     if prompt_set != "all":
         evidence, weights = evidence.only([prompt_set]), None
     asked = [name for name, weight in (weights or {}).items() if weight > 0]
@@ -353,7 +354,7 @@ def decide(
         verdict = replace(verdict, decision="does_not_pay", draft=None, k=0)
         reason, values = "held_out_loss", evidence.alphas(best, weights)
     else:
-        reason, values = _why_undecided(fit, workload, level)
+        reason, values = _why_undecided(fit, workload, level, verdict.pairs, of_all_sets)
     return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
 
 
@@ -422,7 +423,9 @@ def _too_few(workload: Workload, pairs: MeasuredPairs | None) -> Values:
     return {"prompts": len({*pairs.prompts}), "needed": MIN_MEASURED}
 
 
-def _why_undecided(fit: TwoPhase, workload: Workload, level: float) -> Doubt:
+def _why_undecided(
+    fit: TwoPhase, workload: Workload, level: float, pairs: MeasuredPart | None, of_all_sets: int
+) -> Doubt:
     """The reason that the interval does not decide, and what would change it."""
     interval = fit.interval(level)
     if interval.lo >= 1.0 - NEAR and interval.hi <= 1.0 + NEAR:
@@ -430,10 +433,10 @@ def _why_undecided(fit: TwoPhase, workload: Workload, level: float) -> Doubt:
     timing_share = _timing_share(fit, workload)
     if timing_share > 0.5:
         measured = fit.measured or not (workload.visits or workload.shared)
-        return "timing_noise", {"timing_share": timing_share, "measured": measured}
-    prompts = len(workload.prompt_sets)
-    needed = _needed(fit, prompts, level)
-    return "interval_spans_one", {"prompts": prompts, "prompts_needed": needed}
+        values: Values = {"timing_share": timing_share, "measured": measured}
+        more = _needed(fit, workload, level, pairs, of_all_sets) if pairs else {}
+        return "timing_noise", {**values, **more}
+    return "interval_spans_one", _needed(fit, workload, level, pairs, of_all_sets)
 
 
 def _timing_share(fit: TwoPhase, workload: Workload) -> float:
@@ -453,17 +456,34 @@ def _timing_share(fit: TwoPhase, workload: Workload) -> float:
     return min(1.0, timing / total) if total > 0.0 else 0.0
 
 
-def _needed(fit: TwoPhase, prompts: int, level: float) -> int | None:
+def _needed(
+    fit: TwoPhase, workload: Workload, level: float, pairs: MeasuredPart | None, of_all_sets: int
+) -> Values:
     """About how many prompts would decide with a chance of DECIDES; None beyond MOST_TIMES today's.
 
     The speedup is known only as well as its error now says, so that a run of more prompts errs by
-    both errors. The prompts' part of the variance shrinks with their number, the visits' does not.
-    Where pairs were measured all of it shrinks, for a part of the prompts is measured.
+    both errors. The prompts' part of the variance shrinks with their number. That of timing shrinks
+    with the number of measured ones, of which there are as many as a run of so many has, and stays
+    where none is measured next to plain decoding.
     """
-    number = np.arange(prompts + 1, MOST_TIMES * prompts + 1)
-    shrinks, stays = (fit.variance, ()) if fit.measured else (fit.prompts, (fit.timing,))
-    of_prompts = Variance(shrinks.value * prompts / number, shrinks.degrees * number / prompts)
-    variance = joined([of_prompts, *stays])
+    prompts = len(workload.prompt_sets)
+    values: Values = {"prompts": prompts, "prompts_needed": None}
+    number = np.arange(prompts, MOST_TIMES * prompts + 1)
+    more, grown = number / prompts, np.ones(len(number))
+    measured = [most_measured(math.ceil(of_all_sets * times)) for times in more.tolist()]
+    if pairs is not None:
+        values["pairs_needed"] = None
+        grown = np.array(measured) / pairs.measured
+    variance = joined(
+        Variance(part.value / growth, part.degrees * growth)
+        for part, growth in ((fit.prompts, more), (fit.timing, grown))
+    )
     margin = abs(fit.score) - half_width(variance, level)
     decides = margin >= ndtri(DECIDES) * np.sqrt(variance.value + fit.variance.value)
-    return int(number[decides.argmax()]) if decides.any() else None
+    decides &= (more > 1.0) | (grown > 1.0)
+    if decides.any():
+        at = int(decides.argmax())
+        values["prompts_needed"] = int(number[at])
+        if pairs is not None:
+            values["pairs_needed"] = measured[at]
+    return values

@@ -68,7 +68,7 @@ from harness.records import Prompt
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cost_table
 from harness.reporting.tables.specification import Column, Table, table
-from harness.stats.two_phase import LOOKS
+from harness.stats.two_phase import LOOKS, most_measured
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
     ALPHA,
@@ -118,11 +118,12 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     if config.until == "decided":
         generations = f"at most {generations}, {len(tasks.texts)} of them in batches"
         others = f"; the other K on {PROMPTS_OF_EVERY_K} prompts of each set" if ks[2:] else ""
+        measured = most_measured(len(prompts))
         looks["measured"] = (
             f"{fmt.number_of(len(prompts), 'prompt', 'prompts')} plainly, in batches, and replayed;"
             " then the K that is best by replay next to plain decoding, in at most"
-            f" {fmt.number_of(min(LOOKS, len(prompts)), 'look', 'looks')} of"
-            f" {prompts_at(len(prompts), 1)}{others}"
+            f" {fmt.number_of(min(LOOKS, measured), 'look', 'looks')} of"
+            f" {prompts_at(measured, 1)}{others}"
         )
         looks["short texts again"] = (
             f"at most {tasks.repeats:,} more generations, for {CELL_S:g} s of each cell"
@@ -393,7 +394,7 @@ def _prompt_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
             f"prompt set {name}": (
                 fmt.number_of(count, "prompt", "prompts")
                 if available.get(name, count) <= count
-                else f"{count} of {available[name]} prompts (prompts.limit)"
+                else f"{count} of {available[name]} prompts (prompts.limit=null takes all)"
             )
             for name, count in used.items()
         }

@@ -29,7 +29,7 @@ from harness.commands.run_lifecycle import (
 )
 from harness.commands.run_time import RunTime, Stopwatch, said_beforehand
 from harness.commands.sweep_looks import measure_in_looks
-from harness.commands.tasks import sweep_tasks
+from harness.commands.tasks import replayed_prompts, sweep_tasks
 from harness.commands.timing import measure_steps, visits_of_pair
 from harness.config import SweepConfig, rates_for
 from harness.measurement.round_times import RoundVisits
@@ -40,7 +40,7 @@ from harness.storage.manifest import SyntheticAcceptance
 def run(config: SweepConfig) -> Outcome:
     """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
     begun = monotonic()
-    prompts = load_prompts(config)
+    prompts = replayed_prompts(load_prompts(config), config)
     problems = Problems()
     costs = problems.of(costs_of_sweep, config)
     check_run(config, prompts, [config.draft], problems)

@@ -38,11 +38,14 @@ from harness.config import (
 from harness.engine_facts.engines import ENGINES
 from harness.engine_facts.round_counting import shorter_budget
 from harness.records import GREEDY, Cell, Prompt, Varying, conversation_of, grouped
-from harness.stats.two_phase import LOOKS
+from harness.stats.two_phase import LOOKS, most_measured
 from harness.storage.manifest import AskedLess, ChosenK, Looks, ServedKs
 
 # Texts that are generated or scored at the same time
 BATCH = 32
+# Prompts of the user's own that a sweep in looks replays at most, unless prompts.limit says
+# otherwise: beyond these texts take longer than pairs, and pairs err more than texts
+MOST_REPLAYED = 512
 # Prompts of each set on which K are measured that replay does not choose
 PROMPTS_OF_EVERY_K = 4
 # Repetitions of a look at most: of generations of a few milliseconds all else takes longer
@@ -97,6 +100,22 @@ def planned_turns(
     turns = [prompt.up_to(turn, ()) for prompt in prompts for turn in prompt.answered]
     lengths = prompt_sets.estimated_tokens(prompts, config)
     return tuple(EncodedPrompt(turn, (0,) * n) for turn, n in zip(turns, lengths, strict=True))
+
+
+def replayed_prompts(prompts: Sequence[Prompt], config: SweepConfig) -> tuple[Prompt, ...]:
+    """The prompts that a sweep decodes plainly and replays, of those that its keys name.
+
+    All, but where it measures in looks and prompts.limit is not given at most `MOST_REPLAYED`, of
+    each prompt set its share.
+    """
+    if config.until != "decided" or config.prompts.limit_files or len(prompts) <= MOST_REPLAYED:
+        return tuple(prompts)
+    share = MOST_REPLAYED / len(prompts)
+    return tuple(
+        prompt
+        for some in grouped(prompts, lambda prompt: prompt.prompt_set).values()
+        for prompt in prompt_sets.spread(some, max(1, math.floor(share * len(some))))
+    )
 
 
 def missing_answers(prompts: Sequence[Prompt]) -> int:
@@ -225,7 +244,7 @@ def sweep_tasks(prompts: Sequence[EncodedPrompt], config: SweepConfig) -> LoopTa
 
 
 def prompts_at(prompts: int, look: int) -> int:
-    """The number of prompts that are measured when look 1 to LOOKS is made."""
+    """The number of so many prompts that are measured, or scored, when look 1 to LOOKS is made."""
     return math.ceil(prompts * look / LOOKS)
 
 
@@ -246,7 +265,8 @@ def look_groups(
     order: Sequence[Conversation], config: SweepConfig, looks: Looks, look: int
 ) -> list[Group]:
     """The groups of a look, in their order; none where there are fewer prompts than looks."""
-    begin, end = (prompts_at(len(order), number) for number in (look - 1, look))
+    measured = most_measured(len(order))
+    begin, end = (prompts_at(measured, number) for number in (look - 1, look))
     closed = {each.temperature for each in looks.chosen if (each.looks or LOOKS) < look}
     return [
         Group(entry, float(value), _ks(config, looks.k_at(value), conversation.rank, turn + number))

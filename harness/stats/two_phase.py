@@ -68,6 +68,8 @@ from harness.stats.jackknife import (
 from harness.stats.workload import Workload
 
 LOOKS = 4
+# Prompts up to which all are measured; of more, half is
+ALL_MEASURED = 64
 # Share of the pairs at either end of which a side is winsorised
 WINSORISED = 0.25
 # Pairs around one, itself among them, next to which it may be far
@@ -497,6 +499,15 @@ def nominal_error(error: float, looks: tuple[float, ...]) -> float:
         at, mass = inside, half * weights * density / (step * math.sqrt(2.0 * math.pi))
         spent, before = spent + spend, share
     return nominal
+
+
+def most_measured(replayed: int) -> int:
+    """The number of prompts that are measured at most where so many are replayed.
+
+    A text that is decoded in a batch and replayed costs a fraction of a measured pair, and texts
+    differ more than pairs do.
+    """
+    return min(replayed, max(ALL_MEASURED, math.ceil(replayed / 2)))
 
 
 def look_shares(look: int) -> tuple[float, ...]:

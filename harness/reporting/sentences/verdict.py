@@ -256,14 +256,22 @@ def _undecided(why: str, entry: Answer, values: Quoted) -> str:
 
 
 def _interval_spans_one(entry: Answer, values: Quoted) -> str:
-    needed = "{prompts} prompts do not decide it, about {prompts_needed:,} would"
+    needed = f"{{prompts}} prompts do not decide it, about {_prompts_needed(values)} would"
     if values["prompts_needed"] is None:
         needed = "{prompts} prompts do not decide it, nor say how many would"
     return _undecided(needed, entry, values)
 
 
+def _prompts_needed(values: Quoted) -> str:
+    """The prompts that would decide, as "300 (150 measured)"."""
+    needed, pairs = values["prompts_needed"], values.get("pairs_needed")
+    return f"{needed:,}" if pairs is None else f"{needed:,} ({pairs:,} measured)"
+
+
 def _timing_noise(entry: Answer, values: Quoted) -> str:
     advice = "a quieter machine" + (" or more repetitions=" if values["measured"] else "")
+    if values.get("prompts_needed") is not None:
+        advice += f" or about {_prompts_needed(values)} prompts"
     why = "timing noise makes {timing_share:.0%} of the variance: " + advice + " would help"
     return _undecided(why, entry, values)
 
