@@ -414,7 +414,6 @@ class LeaderboardRow:
     breakeven_alpha: float | None = None  # by the iid formula; None where even alpha = 1 loses
     probability_best: float | None = None  # share of draws in which no other row is faster
     dropped: Dropped | None = None  # where set, all numbers are of the prompts until elimination
-    corrected: bool = False  # whether the speedup is the verdict's, corrected for the selection
 
 
 @dataclass(frozen=True)
@@ -1129,8 +1128,7 @@ class Plan:
     prompts: int
     tokens: float  # tokens that a request returns, the mean
     choices: tuple[PlanChoice, ...]
-    # The lowest simulated rate at which no choice with a draft has a shorter TPOT than plain
-    # decoding
+    # The simulated rate from which on no choice with a draft has a shorter TPOT than plain decoding
     stops_paying: float | None = None
     checks: tuple[PlanCheck, ...] = ()
 

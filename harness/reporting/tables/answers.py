@@ -24,7 +24,6 @@ GRID: tuple[Column[GridRow], ...] = (
     Column("evidence", lambda row: grid.evidence(row.answer)),
 )
 TITLE = "What to serve"
-STAR_NOTE = "marked: the row of the headline."
 NO_DRAFT_NOTE = "no draft (...): the speedup is that of what is in brackets, which loses least."
 COST_NOTE = "cost: time of a round in plain tokens."
 
@@ -35,8 +34,7 @@ def grid_table(summary: Summary) -> Table:
     names = list(dict.fromkeys(answer.prompt_set for row in rows for answer in row.sets))
     alone = names if 1 < len(names) <= grid.MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
-    star = [STAR_NOTE] if len(rows) > 1 and any(row.marked for row in rows) else []
-    notes = (*star, *_shares(summary), *_grid_notes(rows, summary))
+    notes = (*_shares(summary), *_grid_notes(rows, summary))
     return _grid((*GRID, *columns), rows, notes)
 
 
@@ -49,8 +47,7 @@ def short_grid(summary: Summary) -> Table:
         if len(rows) > MOST_ROWS:
             start = [row.marked for row in rows].index(True)
             rows = rows[start : start + MOST_ROWS]
-    notes = [STAR_NOTE] if any(row.marked for row in rows[1:]) else []
-    notes += _grid_notes(rows, summary)
+    notes = [*_grid_notes(rows, summary)]
     if len(rows) < len(every):
         left = len(every) - len(rows)
         notes.append(f"{left} more rows are in the report; engine= shows another engine.")
@@ -112,12 +109,21 @@ def _faster_elsewhere(summary: Summary) -> Iterator[str]:
 
 
 def _words_of_set(row: GridRow, name: str) -> str | None:
-    """The answer of one prompt set, with the speedup where a draft pays."""
+    """The answer of one prompt set, with the speedup where a draft pays.
+
+    Where one K was measured, the best by replay follows it if it is another one: "small, K=2:
+    1.62x; K=8 by replay 2.60x, not measured".
+    """
     answer = first(row.sets, prompt_set=name)
     if answer is None:
         return None
     gain = f": {fmt.speedup(answer.speedup)}" if answer.speculates else ""
-    return f"{grid.words(answer)}{gain}"
+    best = max(answer.by_k, key=lambda each: each.speedup, default=None)
+    other = ""
+    predicted = best is not None and best.source == "replayed" and answer.source == "measured"
+    if best and predicted and best.speedup > max(1.0, answer.speedup or 0.0):
+        other = f"; K={best.k} by replay {fmt.speedup(best.speedup)}, not measured"
+    return f"{grid.words(answer)}{gain}{other}"
 
 
 EMITS_NOTE = (

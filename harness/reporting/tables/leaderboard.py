@@ -25,7 +25,6 @@ from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 PLAIN = grid.DECISIONS["does_not_pay"]
 # Marks a draft that another engine has, but none of the ranking's engines
 NOT_THESE = "none of these engines"
-CORRECTED = "corrected"  # marks the row that has the verdict's speedup
 
 
 class Board(NamedTuple):
@@ -83,8 +82,8 @@ def name_of(row: LeaderboardRow, marks: Mapping[str, str]) -> str:
     """The name of a row's draft with its marks, or "do not speculate" for plain decoding."""
     if row.draft is None:
         return PLAIN
-    remarks = ", ".join(filter(None, (CORRECTED if row.corrected else "", marks.get(row.draft))))
-    return f"{row.draft} ({remarks})" if remarks else row.draft
+    mark = marks.get(row.draft)
+    return f"{row.draft} ({mark})" if mark else row.draft
 
 
 RANK = Column[LeaderboardRow]("rank", lambda row: row.rank, fmt.count, key=True)
@@ -128,13 +127,11 @@ COSTS: tuple[Column[DraftCosts], ...] = (
 
 SPEEDUP_NOTE = (
     "speedup: by replay and this run's round times, at the K that is best on these prompts, which"
-    " makes it slightly too high except where it says corrected. On an engine that was not timed"
+    " makes it slightly too high. On an engine that was not timed"
     " another draft may be best: the first table names it."
 )
-VERDICT_NOTE = "corrected: less what choosing draft and K adds by chance; other rows are not."
-OTHER_NOTE = (
-    "Act on the verdict: at temperature {temperature} {draft} at K={k} gives {gain}, corrected"
-    " for the choice of draft and K. The rows here are not."
+CHOICE_NOTE = (
+    "Rows are not corrected for choosing draft and K: of {draft} with K={k} that leaves {speedup}."
 )
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
 LOOKUP_NOTE = "A look-up ({}) has no break-even alpha: most rounds find fewer than K tokens."
@@ -205,7 +202,7 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             f" {', '.join(board.engines)}: {board.acceptance}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
-            as_decided(summary, board.rows, board.temperature) if board.own else "",
+            as_decided(summary, board.temperature) if board.own else "",
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
             *dropped_notes(board.rows),
         )
@@ -231,7 +228,7 @@ def brief_table(summary: Summary) -> Table:
     )
     temperature = fmt.temperature(board.temperature)
     title = f"Every draft at its fastest K, predicted {board.place} (temperature {temperature})"
-    notes = (as_decided(summary, board.rows, board.temperature), *dropped_notes(board.rows))
+    notes = (as_decided(summary, board.temperature), *dropped_notes(board.rows))
     return table(title, (name, *BRIEF), board.rows, notes=notes)
 
 
@@ -253,16 +250,13 @@ def dropped_notes(rows: Iterable[LeaderboardRow]) -> Iterator[str]:
             )
 
 
-def as_decided(summary: Summary, rows: Iterable[LeaderboardRow], temperature: float) -> str:
-    """A note on the row of the verdict: it has the corrected speedup, or what that speedup is."""
+def as_decided(summary: Summary, temperature: float) -> str:
+    """A note on what the answer's speedup is after the correction for the choice."""
     own = grid.own_answer(summary, temperature)
-    if own is None or own.speedup is None or own.source != "replayed":
+    if own is None or own.speedup is None or own.source != "replayed" or not own.speculates:
         return ""
-    (draft, k), at = own.named, fmt.temperature(temperature)
-    of_verdict = [row for row in rows if (row.draft, row.k) == own.named]
-    if any(row.corrected and row.speedup == own.speedup for row in of_verdict):
-        return VERDICT_NOTE
-    return OTHER_NOTE.format(temperature=at, draft=draft, k=k, gain=fmt.gain(own))
+    draft, k = own.named
+    return CHOICE_NOTE.format(draft=draft, k=k, speedup=fmt.gain(own))
 
 
 def prompt_set_table(summary: Summary) -> Table:
