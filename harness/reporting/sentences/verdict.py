@@ -168,7 +168,7 @@ def _odds(answer: Answer) -> str:
     start, likely, word = "Probably", chance, "faster"
     if chance < 0.5:
         start, likely, word = "Probably not", 1.0 - chance, "slower"
-    return f"{start}: {of_pair} is {fmt.chance(likely)} likely {word}, by about {abs(gain):.0%}."
+    return f"{start}: {of_pair} is {100.0 * min(likely, 0.99):.0f} % likely {word}, by about {100.0 * abs(gain):.0f} %."
 
 
 def _evidence(summary: Summary, shown: grid.Marked) -> str:

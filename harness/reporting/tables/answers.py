@@ -13,9 +13,6 @@ from harness.reporting.grid import GridRow
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.summary import RoundTokens, Summary
 
-MOST_ROWS = 9  # rows of the grid on the console
-
-
 GRID: tuple[Column[GridRow], ...] = (
     Column("T", lambda row: row.at, key=True),
     Column("engines", lambda row: row.engines, key=True, flexible=True),
@@ -36,28 +33,6 @@ def grid_table(summary: Summary) -> Table:
     columns = columns_by(alone, "{} alone", _words_of_set)
     notes = (*_shares(summary), *_grid_notes(rows, summary))
     return _grid((*GRID, *columns), rows, notes)
-
-
-def short_grid(summary: Summary) -> Table:
-    """The grid in few rows: where there are many, those of the headline's engine."""
-    every, shown = [row for row in grid.rows(summary) if not row.minor], grid.marked(summary)
-    rows = every
-    if shown is not None and len(every) > MOST_ROWS:
-        rows = [row for row in every if shown.answer.engine in row.servers]
-        if len(rows) > MOST_ROWS:
-            start = [row.marked for row in rows].index(True)
-            rows = rows[start : start + MOST_ROWS]
-    notes = [*_grid_notes(rows, summary)]
-    if len(rows) < len(every):
-        left = len(every) - len(rows)
-        notes.append(f"{left} more rows are in the report; engine= shows another engine.")
-    return _grid(GRID, rows, notes)
-
-
-def timed_grid(summary: Summary) -> Table:
-    """The rows of the timed engine and of the headline: an audition's ranking needs the space."""
-    rows = [row for row in grid.rows(summary) if row.marked or row.answer.timed]
-    return _grid(GRID, rows, _grid_notes(rows, summary))
 
 
 def _grid(

@@ -99,14 +99,6 @@ RANKS: tuple[Column[LeaderboardRow], ...] = (
     Column("break-even\nalpha", breakeven, fmt.alpha),
     DROPPED,
 )
-# A header of one line, so that more drafts fit the console
-BRIEF: tuple[Column[LeaderboardRow], ...] = (
-    Column("K", lambda row: row.k, fmt.count),
-    Column("speedup [lo, hi]", fmt.bounded, fmt.speedup),
-    Column("tokens/round", lambda row: row.tokens_per_round, fmt.decimal),
-    Column("alpha / needed", lambda row: _alpha_needed(row)),
-    DROPPED,
-)
 SETS: tuple[Column[Answer], ...] = (
     Column("prompt set", lambda answer: answer.prompt_set, key=True),
     Column("temperature", lambda answer: answer.temperature, fmt.temperature, key=True),
@@ -214,29 +206,6 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             table(title, columns, board.rows, best=lambda row, best=best: row is best, notes=notes)
         )
     return made
-
-
-def brief_table(summary: Summary) -> Table:
-    """An audition's ranking at the headline's temperature, each draft at its fastest K."""
-    shown = grid.marked(summary)
-    at = None if shown is None else shown.row.temperature
-    board = first(boards(summary), temperature=at, own=True)
-    if board is None:
-        return table("", BRIEF, ())
-    name = Column[LeaderboardRow](
-        "draft", lambda row: name_of(row, board.marks), key=True, flexible=True
-    )
-    temperature = fmt.temperature(board.temperature)
-    title = f"Every draft at its fastest K, predicted {board.place} (temperature {temperature})"
-    notes = (as_decided(summary, board.temperature), *dropped_notes(board.rows))
-    return table(title, (name, *BRIEF), board.rows, notes=notes)
-
-
-def _alpha_needed(row: LeaderboardRow) -> str | None:
-    needed = breakeven(row)
-    if row.alpha is None or needed is None:
-        return None
-    return f"{row.alpha:.2f} / {needed if isinstance(needed, str) else fmt.decimal(needed)}"
 
 
 def dropped_notes(rows: Iterable[LeaderboardRow]) -> Iterator[str]:
