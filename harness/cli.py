@@ -27,7 +27,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
@@ -72,6 +72,7 @@ from harness.storage import files, lock
 OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128
 FULL_ERROR = "HYDRA_FULL_ERROR"
 HELP = {"--help", "-h"}
+JSON = "json=true"
 MOST_CHARACTERS = 300
 # Keys that there were, and names of a group as `draft=NAME`: what does their work now
 REMOVED = {
@@ -118,8 +119,10 @@ _HOME = re.compile(r"(?:^|(?<=@))~[^/@]*")
 NOISY_ON_IMPORT = ("torchao", "torch.utils._pytree")
 
 
-# Of this command's jobs, those that ran in other processes included
-_statuses: list[int] = []
+# This command's jobs, those that ran in other processes included
+_jobs: list["JobStatus"] = []
+# Lines of standard error on what failed, for `json=true`
+_errors: list[str] = []
 # Numbers of the signals that asked this command to end
 _received: list[int] = []
 
@@ -129,15 +132,17 @@ class JobStatus:
     """The result of a job for Hydra; the process that waits notes it when it unpickles it."""
 
     status: int
+    folder: str | None = None
+    words: tuple[str, ...] = ()  # of the command line, for this job
 
-    def __reduce__(self) -> tuple[Callable[[int], "JobStatus"], tuple[int]]:
-        return note, (self.status,)
+    def __reduce__(self) -> tuple[Callable[..., "JobStatus"], tuple[object, ...]]:
+        return note, (self.status, self.folder, self.words)
 
 
-def note(status: int) -> JobStatus:
-    """Keep a job's status for `run_app`."""
-    _statuses.append(status)
-    return JobStatus(status)
+def note(status: int, folder: str | None = None, words: tuple[str, ...] = ()) -> JobStatus:
+    """Keep a job's result for `run_app`."""
+    _jobs.append(JobStatus(status, folder, words))
+    return _jobs[-1]
 
 
 def work(command: str, config: Any) -> Outcome:
@@ -146,7 +151,7 @@ def work(command: str, config: Any) -> Outcome:
     What does it, harness.commands.<command>, is imported after a line has said what is done: with
     torch that takes seconds.
     """
-    with progress(config.doing(command)):
+    with progress(f"{config.doing(command)}: loading libraries"):
         implementation = import_module(f"harness.commands.{command}")
     if isinstance(config, AuditionConfig):
         return implementation.run(config, draft_confs(config))
@@ -161,14 +166,18 @@ def run_app(command: str) -> NoReturn:
         sys.exit(OK)
     register(command)
     OmegaConf.register_new_resolver("keys", help_of_keys, replace=True)
-    _statuses.clear()
+    _jobs.clear()
+    _errors.clear()
     _received.clear()
     for name in NOISY_ON_IMPORT:
         logging.getLogger(name).setLevel(logging.ERROR)
 
     def job(config: DictConfig) -> JobStatus:
-        return note(run_job(command, config, HydraConfig.get().overrides.task))
+        words = HydraConfig.get().overrides.task
+        status, folder = _run_job(command, config, words)
+        return note(status, folder, tuple(words))
 
+    typed_words = {*sys.argv[1:]}
     app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=command)(job)
     before = os.environ.get(FULL_ERROR)
     shows_all, status = before == "1", OK
@@ -183,7 +192,9 @@ def run_app(command: str) -> NoReturn:
             else:
                 sys.argv[1:] = words
                 app()
-        status = max(_statuses, default=OK)
+        status = max((each.status for each in _jobs), default=OK)
+        if len(_jobs) > 1 and JSON not in typed_words:
+            _print_jobs()
     except UserError as error:
         _say(f"error: {_one_line(str(error))}")
         status = USER_ERROR
@@ -202,6 +213,8 @@ def run_app(command: str) -> NoReturn:
         # The traceback keeps the run folder, and so its lock, until this block is left
         status = _report_interruption(stop)
     finally:
+        if not _jobs and _errors and JSON in typed_words:
+            print(_document(command, status), flush=True)
         os.environ.pop(FULL_ERROR)
         os.environ |= {} if before is None else {FULL_ERROR: before}
     sys.exit(status if status >= SIGNALLED else max(status, _flush()))
@@ -317,31 +330,81 @@ def _flush() -> int:
 
 
 def run_job(command: str, config: DictConfig, words: Sequence[str]) -> int:
-    """Runs one job, prints its `run:` line or its `error:` lines, and returns its status."""
+    """Runs one job and returns its status; see `_run_job`."""
+    return _run_job(command, config, words)[0]
+
+
+def _run_job(command: str, config: DictConfig, words: Sequence[str]) -> tuple[int, str | None]:
+    """Runs one job, prints its `run:` line or its `error:` lines; its status and its folder.
+
+    With `json=true` nothing but one JSON document goes to standard output.
+    """
+    _errors.clear()
+    with suppress(OmegaConfBaseException):
+        if config.get("json") is True:
+            with redirect_stdout(io.StringIO()) as printed:
+                status, outcome = _outcome(command, config, words)
+            print(_document(command, status, outcome, printed.getvalue()), flush=True)
+            return status, outcome and outcome.folder and str(outcome.folder)
+    status, outcome = _outcome(command, config, words)
+    try:
+        if outcome is not None and outcome.folder is not None:
+            print(f"run: {outcome.folder}", flush=True)
+    except OSError as error:
+        status = _report(error, USER_ERROR, config, f"standard output: {error.strerror}")
+    return status, outcome and outcome.folder and str(outcome.folder)
+
+
+def _document(command: str, status: int, outcome: Outcome | None = None, printed: str = "") -> str:
+    from harness.reporting.document import document
+
+    errors = [line.removeprefix("error: ") for line in _errors]
+    if outcome is None:
+        return document(command, status, errors=errors)
+    return document(
+        command,
+        status,
+        summary=outcome.summary,
+        folder=outcome.folder,
+        errors=errors,
+        printed=printed,
+    )
+
+
+def _print_jobs() -> None:
+    """Print the answers of a multirun's jobs in one table, each with the keys that it alone has."""
+    from harness.reporting import index
+    from harness.reporting.console import print_table, standard_output
+
+    common = set.intersection(*({*each.words} for each in _jobs))
+    lines = [
+        index.job_line(" ".join(w for w in each.words if w not in common), each.folder, each.status)
+        for each in _jobs
+    ]
+    print_table(index.jobs_table(lines), standard_output())
+
+
+def _outcome(command: str, config: DictConfig, words: Sequence[str]) -> tuple[int, Outcome | None]:
+    """The status of a command's work, and its outcome unless it failed; errors are printed."""
     try:
         with _interruption_first():
             outcome = work(command, to_dataclass(config, words))
     except UserError as error:
-        return _report(error, USER_ERROR, config, *error.lines)
+        return _report(error, USER_ERROR, config, *error.lines), None
     except OSError as error:
         if error.errno not in files.DISK_ERRORS:
-            return _report(error, CELLS_FAILED, config, _unexpected(error))
+            return _report(error, CELLS_FAILED, config, _unexpected(error)), None
         where = error.filename or "standard output or a temporary file"
-        return _report(error, USER_ERROR, config, f"{where}: {error.strerror}")
+        return _report(error, USER_ERROR, config, f"{where}: {error.strerror}"), None
     except Exception as error:  # whatever it is, it is reported, and the status says so
-        return _report(error, CELLS_FAILED, config, _unexpected(error))
+        return _report(error, CELLS_FAILED, config, _unexpected(error)), None
     if outcome.error is not None:
         text = (
             f"{outcome.reason}; what was measured is stored, and this renders it again: "
             f"{command_line('report', as_typed('run', outcome.folder))}"
         )
         _report(outcome.error, outcome.status, config, text)
-    try:
-        if outcome.folder is not None:
-            print(f"run: {outcome.folder}", flush=True)
-    except OSError as error:
-        return _report(error, USER_ERROR, config, f"standard output: {error.strerror}")
-    return outcome.status
+    return outcome.status, outcome
 
 
 def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
@@ -691,4 +754,6 @@ def _one_line(text: str) -> str:
 
 
 def _say(line: str) -> None:
+    if line.startswith("error: "):
+        _errors.append(line)
     print(line, file=sys.stderr, flush=True)

@@ -609,6 +609,7 @@ class CommandConfig:
         "tables: print the answer's tables too; true: the whole report",
         choices=(False, "tables", True),
     )
+    json: bool = key(False, "print the answer and the rows as one JSON document, and nothing else")
     debug: bool = key(False, "show the traceback of an error")
 
     def doing(self, command: str) -> str:
@@ -1226,6 +1227,7 @@ class ReportConfig(CommandConfig):
         example="[0]",
     )
     engine: str | None = _engine()
+    png: bool = key(False, "with run: write plots/*.png next to the svg files")
     fail_below: float | None = key(None, "exit status 1 below this speedup, or ratio (runs=)")
 
     def check(self) -> None:

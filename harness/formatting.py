@@ -7,8 +7,6 @@ two are easily confused. A value that does not apply is "-", never 0.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.summary import Answer
-
 # The colours of series: those of Okabe and Ito, which differ under every kind of colour vision
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#806000", "#3a8fb7")
 EMPTY = "-"
@@ -28,18 +26,6 @@ def bounded(record: Any, name: str = "speedup") -> Bounded:
 def gain(record: Any, name: str = "speedup") -> str:
     """A speedup, or a ratio of speedups, of a record with its interval: "1.42x [1.36, 1.48]"."""
     return speedup(*bounded(record, name))
-
-
-def scored(answer: Answer) -> str:
-    """An answer's speedup, and the prompts that its interval holds for.
-
-    "1.42x [1.36, 1.48] on prompts like these"; where the K was measured on a part of the prompts
-    "1.42x [1.36, 1.48] on prompts like these (on these alone [1.40, 1.44])".
-    """
-    if answer.pairs is None:
-        return f"{gain(answer)} on prompts like these"
-    lo, hi = answer.pairs.speedup_lo, answer.pairs.speedup_hi
-    return f"{gain(answer)} on prompts like these (on these alone [{lo:.2f}, {hi:.2f}])"
 
 
 def number_of(number: object, one: str, several: str) -> str:

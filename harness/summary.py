@@ -119,6 +119,18 @@ class MeasuredPart:
 
 
 @dataclass(frozen=True)
+class CandidateSpeedup:
+    """The speedup of a draft at one K on an answer's prompts, not corrected for the choice."""
+
+    draft: str
+    k: int
+    speedup: float
+    # Whether it and the answer's candidate are equally fast within the 95 % error of their ratio
+    tied: bool
+    source: Source
+
+
+@dataclass(frozen=True)
 class Answer:
     """The decision for one engine, at one temperature, on a workload or a prompt set.
 
@@ -155,6 +167,11 @@ class Answer:
     gain: float | None = None
     # The prompts behind a verdict by replay and measured pairs; None for one without such pairs
     pairs: MeasuredPart | None = None
+    candidates: tuple[CandidateSpeedup, ...] = ()  # that the answer chose from; empty if not timed
+    # plain_s, request_tokens: of plain decoding on these prompts, seconds of a token, and tokens of
+    # a request, the mean
+    plain_s: float | None = None
+    request_tokens: float | None = None
 
     @classmethod
     def undecided(
@@ -177,6 +194,31 @@ class Answer:
             self.draft or (draft if isinstance(draft, str) else None),
             self.k or (k if isinstance(k, int) else 0),
         )
+
+    @property
+    def by_k(self) -> tuple[CandidateSpeedup, ...]:
+        """The speedups of the named draft, by K."""
+        of_draft = (each for each in self.candidates if each.draft == self.named[0])
+        return tuple(sorted(of_draft, key=lambda each: each.k))
+
+    @property
+    def within_reach(self) -> tuple[int, ...]:
+        """The K to measure on another engine: the named one, its ties, and the next larger K.
+
+        Where a round costs fewer plain tokens than here, a larger K is best.
+        """
+        k = self.named[1]
+        ks = [each.k for each in self.by_k] or [entry.k for entry in self.rounds]
+        tied = {k, *(each.k for each in self.by_k if each.tied)}
+        larger = [each for each in sorted(ks) if each > max(tied)][:1]
+        return tuple(sorted({*tied, *larger}))
+
+    @property
+    def saved_s_per_request(self) -> float | None:
+        """Seconds of decoding that a request takes less than plainly; None where not known."""
+        if self.plain_s is None or self.request_tokens is None or not self.speedup:
+            return None
+        return self.plain_s * self.request_tokens * (1.0 - 1.0 / self.speedup)
 
     @property
     def round(self) -> RoundTokens | None:
@@ -376,7 +418,6 @@ class LeaderboardRow:
     breakeven_alpha: float | None = None  # by the iid formula; None where even alpha = 1 loses
     probability_best: float | None = None  # share of draws in which no other row is faster
     dropped: Dropped | None = None  # where set, all numbers are of the prompts until elimination
-    corrected: bool = False  # whether the speedup is the verdict's, corrected for the selection
 
 
 @dataclass(frozen=True)
@@ -1091,8 +1132,7 @@ class Plan:
     prompts: int
     tokens: float  # tokens that a request returns, the mean
     choices: tuple[PlanChoice, ...]
-    # The lowest simulated rate at which no choice with a draft has a shorter TPOT than plain
-    # decoding
+    # The simulated rate from which on no choice with a draft has a shorter TPOT than plain decoding
     stops_paying: float | None = None
     checks: tuple[PlanCheck, ...] = ()
 

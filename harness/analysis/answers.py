@@ -44,6 +44,11 @@ class Question:
     def answer(self, decided: Answer) -> Answer:
         """The verdict on the evidence, as an answer for this engine."""
         k = decided.named[1]
+        known: Source = self.source
+        candidates = tuple(
+            replace(each, source=known if each.source == "measured" else "replayed")
+            for each in decided.candidates
+        )
         fewest = min(self.visits.values(), key=lambda visits: visits.timed, default=None)
         return replace(
             decided,
@@ -51,6 +56,7 @@ class Question:
             run=self.run,
             rule=self.rule,
             source=self.source,
+            candidates=candidates,
             visits=self.visits.get(k) if k else fewest,
         )
 

@@ -1,15 +1,13 @@
 """The leaderboard: every draft at its best K, and not speculating, in order of predicted speedup.
 
 The best K is chosen on the prompts it is shown for, so a row's speedup is a little optimistic. The
-verdict (`harness.analysis.verdict`) is the number without that optimism, and the row of its draft
-and K has that number in a summary (`with_speedup`).
+verdict (`harness.analysis.verdict`) is the number without that optimism; no row is corrected.
 
 The acceptance rule belongs to the engine that will serve, so there is one leaderboard per rule.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -22,8 +20,6 @@ from harness.records import Rule, grouped
 from harness.stats.jackknife import Variance, enough_prompts, set_weights, share_interval
 from harness.stats.workload import Workload
 from harness.summary import AdaptiveRow, Answer, Leaderboard, LeaderboardRow
-
-Row = TypeVar("Row", LeaderboardRow, AdaptiveRow)
 
 # Of the speedups, for the chance that a draft is the fastest
 DRAWS = 4000
@@ -98,12 +94,11 @@ def _row(
     )
 
 
-def with_speedup(row: Row, answer: Answer) -> Row:
+def with_speedup(row: AdaptiveRow, answer: Answer) -> AdaptiveRow:
     """A row with the speedup of an answer for its draft and K, less the optimism of choosing them.
 
     So one draft and K has one predicted speedup in a report.
     """
     assert answer.speedup is not None
     bounds = {"speedup_lo": answer.speedup_lo, "speedup_hi": answer.speedup_hi}
-    changed = replace(row, speedup=answer.speedup, **bounds)
-    return replace(changed, corrected=True) if isinstance(changed, LeaderboardRow) else changed
+    return replace(row, speedup=answer.speedup, **bounds)

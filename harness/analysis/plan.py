@@ -237,13 +237,18 @@ def _with_intervals(point: PlanPoint, curve: Curve) -> PlanPoint:
 
 
 def _stops_paying(curves: Sequence[Curve]) -> float | None:
-    """The least of the shared rates at which plain decoding has the shortest TPOT."""
+    """The shared rate from which on plain decoding has the shortest TPOT at every one."""
     plain, *_ = served = [curve for curve in curves if curve.choice.on_engine]
-    for rate in shared_rates([curve.capacity.value for curve in served]):
+    stops: float | None = None
+    for rate in sorted(shared_rates([curve.capacity.value for curve in served])):
+        if rate not in plain.waits:
+            continue
         waits = [float(curve.waits[rate][0]) for curve in served if rate in curve.waits]
-        if rate in plain.waits and waits[0] <= min(waits):
-            return rate
-    return None
+        if waits[0] > min(waits):
+            stops = None
+        elif stops is None:
+            stops = rate
+    return stops
 
 
 def caveats_of(server: PlannedServer, plan: Plan) -> Iterator[Caveat]:

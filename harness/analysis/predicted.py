@@ -62,7 +62,9 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
     return Evidence(
         temperature=replays.temperature,
         names=replays.names,
-        baseline=Timed(first.plain_cost(tokens, requests) * baseline_s, tokens),
+        baseline=Timed(
+            first.plain_cost(tokens, requests) * baseline_s, tokens, generations=requests
+        ),
         candidates={
             name: Timed(
                 latency.rounds_cost(counts, requests) * baseline_s,

@@ -9,7 +9,6 @@ verdict.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting
 from harness.analysis.answers import Answered, Question, answered, carried_over, with_round_tokens
@@ -305,23 +304,6 @@ def leaderboard(drafts: ScoredDrafts, predicted: Predicted, errors: Errors) -> L
     return replace(board, engines=(spec_of(setup.priced_by.engine.name).title,))
 
 
-def _as_answered(board: Leaderboard, own: Leaderboard | None, answer: Answer | None) -> Leaderboard:
-    """A ranking in which the draft and K of the answer have the number that the answer has.
-
-    Where all rules rank alike as the run's own does, so do their answers. Where that number is
-    below those that are ranked behind it, or has them before it, the ranking stays as these prompts
-    have it.
-    """
-    if answer is None or own is None or own.rows != board.rows:
-        return board
-    rows = [
-        with_speedup(row, answer) if (row.draft, row.k) == answer.named else row
-        for row in board.rows
-    ]
-    in_order = all(one.speedup >= other.speedup for one, other in pairwise(rows))
-    return replace(board, rows=tuple(rows)) if in_order else board
-
-
 def _results(run: PairRun, errors: Errors) -> Iterator[ResultRow]:
     """Rows of results.csv: measured ones, and what is predicted of each cell."""
     yield from run.generated
@@ -467,7 +449,6 @@ def analyse_pair(setup: Setup) -> Summary:
     results, answers = tuple(_results(run, errors)), tuple(_answers(run, made))
     latencies = latency_table(setup)
     boards = {at: leaderboard(drafts, each, errors) for at, each in drafts.by_rule.items()}
-    own = {temperature: boards.get((setup.rule, temperature)) for temperature in drafts.latencies}
     of_drafts = (pair for by_draft in drafts.latencies.values() for pair in by_draft.items())
     round_times = [latency.round_summary(draft) for draft, latency in of_drafts]
     steps = (latency.summary(draft) for draft, latency in _first_latencies(drafts).items())
@@ -483,8 +464,8 @@ def analyse_pair(setup: Setup) -> Summary:
         round_times=tuple({(each.draft, each.temperature): each for each in round_times}.values()),
         unstable=run.unstable,
         leaderboards=tuple(
-            _as_answered(board, own[at], _replayed_answer(made, at))
-            for (rule, at), board in boards.items()
+            board
+            for (rule, _), board in boards.items()
             # Another engine's rounds price what it accepts alone
             if setup.priced_by is None or rule == setup.rule
         ),

@@ -45,6 +45,7 @@ from harness.analysis.cells import (
 )
 from harness.records import Trial, grouped
 from harness.stats.jackknife import (
+    CONFIDENCE,
     MIN_PROMPTS,
     Array,
     Variance,
@@ -57,7 +58,7 @@ from harness.stats.jackknife import (
 )
 from harness.stats.two_phase import MIN_MEASURED, Pairs, TwoPhase, most_measured, two_phase
 from harness.stats.workload import SharedError, VisitCosts, Workload
-from harness.summary import Answer, Doubt, MeasuredPart, Values
+from harness.summary import Answer, CandidateSpeedup, Doubt, MeasuredPart, Values
 from harness.theory.speedup import RoundTimes
 
 # Chance of a wrong verdict in a report. What is true leaves a verdict one way to be wrong,
@@ -96,13 +97,14 @@ class Timed:
     accepted: Array | None = None
     judged: Array | None = None
     breakeven_alpha: float | None = None
+    generations: Array | None = None  # of each prompt, repetitions and turns
 
     def rows(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> "Timed":
         """The rows of some prompts."""
-        counts = (self.accepted, self.judged)
-        accepted, judged = (None if each is None else each[keep] for each in counts)
+        counts = (self.accepted, self.judged, self.generations)
+        accepted, judged, generations = (None if each is None else each[keep] for each in counts)
         seconds, tokens = self.seconds[keep], self.tokens[keep]
-        return Timed(seconds, tokens, accepted, judged, self.breakeven_alpha)
+        return Timed(seconds, tokens, accepted, judged, self.breakeven_alpha, generations)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,6 +235,13 @@ class Evidence:
         )
         return tuple(group for group in groups if group.costs.shape[1] > 1)
 
+    def request_tokens(self, weights: Weights) -> float | None:
+        """Tokens of a generation, the mean on the weighted workload; None where not counted."""
+        plain = self.baseline
+        if plain.generations is None:
+            return None
+        return workload_ratio(plain.tokens, plain.generations, self.prompt_sets, weights).value
+
     def alphas(self, name: Candidate, weights: Weights) -> Values:
         """A candidate's alpha on the weighted workload, and the alpha that it needs."""
         timed = self.candidates[name]
@@ -267,8 +276,8 @@ def evidence_from_trials(
     timed: dict[Candidate, Timed] = {}
     for k, cell in kept.items():
         columns = np.array([cell[name] for name in names]).reshape(-1, len(COUNTS)).T
-        seconds, tokens, accepted_tokens, judged_tokens, _ = columns
-        of_k = Timed(seconds, tokens)
+        seconds, tokens, accepted_tokens, judged_tokens, generations = columns
+        of_k = Timed(seconds, tokens, generations=generations)
         if k > 0 and k not in uncounted:
             alpha = times.break_even_alpha(k) if times else None
             of_k = Timed(seconds, tokens, accepted_tokens, judged_tokens, alpha)
@@ -333,7 +342,14 @@ def decide(
     fit = evidence.estimate(weights, seed)
     best, looks_like = evidence.best_looking(workload)
     named: Values = {"draft": best.draft, "k": best.k}
-    verdict = replace(undecided, draft=best.draft, k=best.k)
+    verdict = replace(
+        undecided,
+        draft=best.draft,
+        k=best.k,
+        candidates=_candidates(evidence, workload, best, compared=fit is not None),
+        plain_s=_plain(workload.baseline_s, workload.baseline_tokens, workload),
+        request_tokens=evidence.request_tokens(weights),
+    )
     if fit is None:
         values = {**named, **_too_few(workload, evidence.pairs)}
         return replace(verdict, speedup=looks_like, reason="too_few_prompts", reason_values=values)
@@ -356,6 +372,35 @@ def decide(
     else:
         reason, values = _why_undecided(fit, workload, level, verdict.pairs, of_all_sets)
     return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
+
+
+def _plain(numerator: Array, denominator: Array, workload: Workload) -> float:
+    return workload_ratio(numerator, denominator, workload.prompt_sets, workload.weights).value
+
+
+def _candidates(
+    evidence: Evidence, workload: Workload, best: Candidate, *, compared: bool
+) -> tuple[CandidateSpeedup, ...]:
+    """The speedups of all candidates, and which are as fast as the best within the error.
+
+    All are "measured" here, but for those that were not where replay chose the one that was.
+    """
+    names, logs = list(evidence.candidates), workload.log_speedups()
+    place = names.index(best)
+    tied = np.zeros(len(names), dtype=bool)
+    if compared:
+        error = half_width(workload.log_speedup_variance(place), CONFIDENCE)
+        tied = np.abs(logs - logs[place]) <= error
+    alone = evidence.named or (evidence.pairs and evidence.pairs.candidate)
+    return tuple(
+        CandidateSpeedup(
+            *name,
+            math.exp(float(log)),
+            bool(equal) and name != best,
+            "measured" if alone in (None, name) else "replayed",
+        )
+        for name, log, equal in zip(names, logs, tied, strict=True)
+    )
 
 
 def _measured_part(

@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from harness import formatting as fmt
 from harness import prompts as prompt_sets
@@ -362,7 +361,7 @@ def _table(rows: Rows) -> Table:
 
 def _print(parts: Sequence[Table | str], config: Config) -> None:
     """The parts in reading order; without `verbose` as much of them as fits on the console."""
-    console = Console(highlight=False)
+    console = standard_output()
     if not config.verbose:
         print_brief(parts, console)
         return

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
 from harness.analysis import analyse
 from harness.analysis.device import price_per_hour
@@ -80,7 +79,7 @@ def _print_known(
         ),
         *_not_measured(server, config),
     ]
-    print_table(table("Plan (nothing is simulated)", ROWS, rows), Console())
+    print_table(table("Plan (nothing is simulated)", ROWS, rows), standard_output())
 
 
 def _not_measured(server: Server, config: PlanConfig) -> Iterator[tuple[str, str]]:

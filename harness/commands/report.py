@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from rich.console import Console
-
 from harness import reporting
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
@@ -33,6 +31,7 @@ RUN_FILES = ("manifest.json", "config.yaml")
 # Keys that have an effect only with one of these
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "k": ("records",),
+    "png": ("run",),
     "temperature": ("records", "metrics"),
     **dict.fromkeys(("api_key_env", "latency_from"), ("metrics",)),
 }
@@ -105,9 +104,10 @@ def _rendered(name: str, config: ReportConfig) -> Outcome:
         if config.engine is not None:
             summary = replace(summary, run=replace(summary.run, serve_on=config.engine))
     with progress("writing the report"):
-        reporting.render(summary, stored.folder)
+        reporting.render(summary, stored.folder, png=config.png)
     reporting.show(summary, verbose=config.verbose)
-    return Outcome(stored.folder, int(_below(summary, stored.folder, config.fail_below)))
+    below = _below(summary, stored.folder, config.fail_below)
+    return Outcome(stored.folder, int(below), summary=summary)
 
 
 def _analysed(stored: StoredRun) -> Summary:

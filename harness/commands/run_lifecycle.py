@@ -70,11 +70,13 @@ class Outcome:
             when the user must fix something.
         error: what failed after everything was measured: the folder holds the measurements, but not
             its results or its report.
+        summary: of the run; None where nothing was analysed.
     """
 
     folder: Path | None
     status: int = 0
     error: Exception | None = None
+    summary: Summary | None = None
 
     @property
     def reason(self) -> str | None:
@@ -287,4 +289,4 @@ def shown(summary: Summary, folder: Path, status: int = 0, *, verbose: Verbose) 
         return Outcome(folder, 2, error)
     except Exception as error:  # of rendering; see `concluded`
         return Outcome(folder, 1, error)
-    return Outcome(folder, status)
+    return Outcome(folder, status, summary=summary)

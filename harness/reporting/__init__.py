@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def render(summary: Summary, folder: Path) -> None:
+def render(summary: Summary, folder: Path, *, png: bool = False) -> None:
     """Write report.md, report.html and plots/*.svg into a run's folder, replacing earlier ones.
+
+    With `png` the plots are written as png files too.
 
     Raises:
         UserError: the folder cannot be written, or its plots are a link out of it.
@@ -33,7 +35,7 @@ def render(summary: Summary, folder: Path) -> None:
     from harness.reporting import html, plots
 
     with files.writing(folder):
-        drawn = plots.draw(summary, folder / "plots")
+        drawn = plots.draw(summary, folder / "plots", png=png)
         content = content_of(summary)
         files.write(
             folder / "report.md",

@@ -4,6 +4,8 @@ Nothing depends on colour. A table too wide for the terminal is folded into part
 the columns naming the row, rather than wrapped inside its cells.
 """
 
+import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -15,31 +17,42 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from harness import formatting as fmt
+from harness.command_words import as_typed, command
 from harness.records import Verbose
 from harness.reporting.content import Content
 from harness.reporting.grid import MARK
+from harness.reporting.picture import Bar
 from harness.reporting.serving_commands import Snippet
 from harness.reporting.tables.specification import Row, Table
 
 MOST_LINES = 28  # a command's answer takes 30 lines: two are left for `fail_below` and `run:`
 MOST_CODE = 4
 MOST_FAILURES = 5
-MOST_NOTES = 5  # lines of all notes together
 FAILURE_ROWS = 2  # lines of one failure
 MOST_TABLE = 12  # lines of a table after the grid, so that the caveats still fit
 LEAST_ROWS = 2  # a table that has more rows is shown with at least this many, or not at all
-MOST_RANKING = 13  # lines of an audition's ranking with its title and header; it is always shown
+MOST_BAR = 40  # characters of the longest bar
+# Filled, hollow, and the line at 1.0; the second where the terminal's encoding lacks the first
+FANCY, PLAIN = ("█", "░", "│"), ("#", "=", "|")
+UNWRAPPED = 10_000  # columns where standard output is a pipe or a file: no line is wrapped there
 _GAP = 2
 _NARROWEST = 12
 
 
 def show(content: Content, console: Console | None = None, *, verbose: Verbose = False) -> None:
     """Print a report: at most MOST_LINES lines, or with `verbose` its main tables, or every one."""
-    out = console or Console(highlight=False)
+    out = console or standard_output()
     if verbose:
         _show_all(content, content.main if verbose == "tables" else content.tables, out)
     else:
         _fit(list(_blocks(content, out)), out)
+
+
+def standard_output() -> Console:
+    """The console of standard output; in a pipe nothing is wrapped, unless COLUMNS is set."""
+    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, width=UNWRAPPED if wide else None)
 
 
 # ---- the answer ----------------------------------------------------------------------------------
@@ -120,49 +133,50 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     head = [Text(content.title, "bold underline")]
     head += [Text(warning, "bold") for warning in (content.banner, content.status) if warning]
     head += [Text(text, "bold") for text in content.verdicts[:1]]
+    head += map(Text, content.verdicts[1:2])
     yield _Block(_wrapped(out, head), apart=False)
-    tables, notes = content.brief, list[str]()
     # A failure may quote a server's whole log, so it is shortened
     failures = [
         shorten(f"Did not complete: {text}", FAILURE_ROWS * out.width, placeholder=" ...")
         for text in content.failures
     ]
-    if content.ranked:  # the status line names the drafts that failed
-        notes += failures
-    else:
-        yield _sentences(failures, out, importance=1, most=MOST_FAILURES)
-    if content.grid:
-        grid, *tables = tables
-        lines = _table_lines(grid, out)
-        if content.ranked:
-            ranking, *tables = tables
-            block = _table_block(ranking, out, importance=0, most=MOST_RANKING)
-            yield block.cut(MOST_RANKING, out.width)
-            remarks = _sentences(ranking.notes, out, importance=1, most=3)
-            yield replace(remarks, apart=False)
-            yield _Block(lines[:1], tuple((line,) for line in lines[1:]), importance=1)
-            notes += grid.notes
-        else:
-            yield _Block(lines)
-            remarks = _sentences(grid.notes, out, importance=1, most=MOST_LINES)
-            yield replace(remarks, apart=False)
-    for snippet in content.snippets[:1]:
-        lines = _snippet_lines(snippet, out)
-        yield _Block(lines, importance=4 if content.ranked else 0)
+    yield _sentences(failures, out, importance=1, most=MOST_FAILURES)
+    yield _Block((*_bar_lines(content.bars, out), *_wrapped(out, map(Text, content.worth))))
     cautions = [f"Caution: {text}" for text in content.cautions]
     yield _Block(_wrapped(out, map(Text, cautions)))
-    notes += [f"Note: {text}" for text in content.caveats[len(cautions) :]]
-    if content.grid:  # the grid has these decisions already
-        notes += content.verdicts[1:]
-    else:
-        yield _sentences(content.verdicts[1:], out, importance=1, most=7)
-    for number, table in enumerate(tables):
-        # The notes below have importance 3, so they come after the first table
-        importance = (6 if content.ranked else 2) + 2 * number
-        yield _table_block(table, out, importance=importance, most=MOST_TABLE)
-    yield _sentences(notes, out, importance=3, most=MOST_NOTES)
-    ending = [*_next_step(content, out), Text(f"report: {content.page}")]
-    yield _Block(tuple(ending), apart=not notes)
+    for number, table in enumerate(content.brief):
+        yield _table_block(table, out, importance=2 + number, most=MOST_TABLE)
+    # One command at most: that of the next step is nearer than the measurement on another engine
+    step = content.next_step
+    lines = [each for each in content.snippets[:1] if not (each.measure and step and step.command)]
+    for snippet in lines:
+        yield _Block(_snippet_lines(snippet, out))
+    folded = len(content.caveats) - len(cautions) + len(content.verdicts[2:])
+    ending = [*_next_step(content, out)]
+    if folded:
+        again = command("report", as_typed("run", content.folder), "verbose=tables")
+        ending.append(Text(f"{fmt.number_of(folded, 'note', 'notes')}: {again}"))
+    yield _Block((*ending, Text(f"report: {content.page}")))
+
+
+def _bar_lines(bars: Sequence[Bar], out: Console) -> Lines:
+    """A bar for each speedup, filled where it was measured, with a line at 1.0."""
+    if not bars:
+        return ()
+    filled, hollow, line = FANCY if out.encoding.lower().startswith("utf") else PLAIN
+    label = max(len(bar.label) for bar in bars)
+    length = max(10, min(MOST_BAR, out.width - label - len("  00.00x")))
+    unit = length / max(1.25, *(bar.speedup for bar in bars))
+    one = round(unit)
+    lines: list[Text] = []
+    for bar in bars:
+        cells = [*((filled if bar.measured else hollow) * round(unit * bar.speedup)).ljust(length)]
+        cells[one] = line
+        text = f"{bar.label:{label}} {''.join(cells)} {fmt.speedup(bar.speedup)}"
+        lines.append(Text(text, "bold" if bar.best else ""))
+    kinds = [f"{filled} measured"] if any(bar.measured for bar in bars) else []
+    kinds += [f"{hollow} predicted"] if not all(bar.measured for bar in bars) else []
+    return (*lines, *_wrapped(out, [Text(f"{', '.join(kinds)}, {line} plain decoding")]))
 
 
 def _next_step(content: Content, out: Console) -> Lines:
@@ -217,14 +231,13 @@ def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
     reference to the report.
     """
     if snippet.measure:
-        title = f"{_title(snippet)}; this measures it:"
-        return (*_wrapped(out, [Text(title, "bold")]), Text(snippet.measure))
-    title = _wrapped(out, [Text(_title(snippet), "bold")])
+        return (Text("Measure it:", "bold"), Text(snippet.measure))
+    title = _wrapped(out, [Text("Serve it so:", "bold")])
     code = snippet.code.splitlines()
     if len(code) > MOST_CODE:
         where = f"{len(code)} lines of code, to copy from the report that is named below."
         return (*title, *_wrapped(out, [Text(where)]))
-    return (*title, *map(Text, code or snippet.notes))
+    return (*title, *map(Text, code)) if code else _wrapped(out, map(Text, snippet.notes))
 
 
 def _title(snippet: Snippet) -> str:

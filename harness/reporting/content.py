@@ -7,10 +7,10 @@ from typing import Literal
 
 from harness.engine_facts.engines import spec_of
 from harness.records import Decision
-from harness.reporting import serving_commands
+from harness.reporting import picture, serving_commands
 from harness.reporting.pages import brief_tables, page_of, tables_of, title_of
 from harness.reporting.sentences import explanation, plan, run, verdict
-from harness.reporting.tables import answers, leaderboard
+from harness.reporting.tables import answers
 from harness.reporting.tables.specification import Table
 from harness.summary import Summary
 
@@ -38,10 +38,12 @@ class Content:
     verdicts: tuple[str, ...]  # the main one first; empty for a command that decides nothing
     answer: AnswerCode  # the main decision in a word, for its colour
     grid: Table | None  # the answer by temperature and engine; None where nothing is decided
-    brief: tuple[Table, ...]  # the console's tables: a short grid first, where there is one
-    ranked: bool  # whether the second table of `brief` is the ranking of an audition
+    bars: tuple[picture.Bar, ...]  # of K, or of drafts; empty where nothing is decided
+    worth: tuple[str, ...]  # sentences: what a gain is worth, and answers at other temperatures
+    brief: tuple[Table, ...]  # the console's tables
     main: tuple[Table, ...]  # the tables of `tables` that the answer is read from
     next_step: verdict.NextStep | None  # what to do after this run
+    folder: str  # of the run
     page: str  # the path of report.html
     engine: str | None  # what the harness's own steps ran on; None where no model ran in it
     reasons: tuple[str, ...]  # why the verdict is so, and what would change it; whole sentences
@@ -61,8 +63,7 @@ def content_of(summary: Summary) -> Content:
     """The report of a run; a part that its summary has no data for is empty."""
     page = page_of(summary)
     answered = answers.grid_table(summary)
-    decides = page.grid is not None and bool(answered.rows)
-    brief = brief_tables(summary)
+    decides = page.decides and bool(answered.rows)
     snippets = serving_commands.snippets_of(summary) if page.serves else ()
     return Content(
         title=title_of(summary),
@@ -71,10 +72,12 @@ def content_of(summary: Summary) -> Content:
         verdicts=page.verdicts(summary),
         answer=_answer_code(summary),
         grid=answered if decides else None,
-        brief=(page.grid(summary), *brief) if page.grid is not None and decides else brief,
-        ranked=leaderboard.brief_table in page.brief and bool(brief),
+        bars=picture.bars(summary) if decides else (),
+        worth=_worth(summary) if decides else (),
+        brief=brief_tables(summary),
         main=tables_of(summary, main=True),
         next_step=page.next_step(summary),
+        folder=summary.run.folder,
         page=str(Path(summary.run.folder) / "report.html"),
         engine=None if summary.served else run.engine(summary.run),
         reasons=explanation.explanation(summary),
@@ -88,6 +91,11 @@ def content_of(summary: Summary) -> Content:
         measured=measured_with(summary),
         origin="computed" if page.computes else "measured",
     )
+
+
+def _worth(summary: Summary) -> tuple[str, ...]:
+    gain, others = picture.worth(summary), picture.other_temperatures(summary)
+    return tuple(filter(None, (gain, " ".join(others))))
 
 
 def measured_with(summary: Summary) -> Pairs:

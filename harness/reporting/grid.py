@@ -239,15 +239,15 @@ def timed_by(served: ServedSummary | None) -> str:
 
 
 def own_cost(emitted: RoundTokens) -> str:
-    """The cost of a round on the harness's loop, or at the given times, in brackets.
+    """The cost of a round on the engine that was timed, or at the given times, in brackets.
 
     Empty where it is not known.
     """
     if emitted.own_cost is None:
         return ""
     how = ", interpolated" if emitted.interpolated else ""
-    place = GIVEN if emitted.given else "the harness"
-    return f" ({place}: {fmt.decimal(emitted.own_cost)}{how})"
+    place = f"at {GIVEN}" if emitted.given else "here"
+    return f" ({place} {fmt.decimal(emitted.own_cost)}{how})"
 
 
 def own_answer(summary: Summary, temperature: float) -> Answer | None:

@@ -61,7 +61,7 @@ class Term(NamedTuple):
 
 def report(content: Content, plots: "Sequence[Plot]") -> str:
     """The text of report.html."""
-    first, rest = _headline_parts(content.verdicts[0]) if content.verdicts else ("", "")
+    first, rest = (*content.verdicts, "", "")[:2]
     shown = content.snippets[:1] if first else ()
     first_line = shown[0] if shown and shown[0].code else None
     return page(
@@ -78,21 +78,6 @@ def report(content: Content, plots: "Sequence[Plot]") -> str:
         plots=[_image(plot) for plot in plots],
         definitions=glossary([*content.tables, *filter(None, [content.grid])]),
     )
-
-
-def _headline_parts(headline: str) -> tuple[str, str]:
-    """The decision with its engine, for large letters, and the rest of the headline.
-
-    "Serve small at K=3: 1.42x, ..." is split at the colon. "On your server (vLLM), temperature 0:
-    serve small at K=3, 1.42x, ..." has the first part "On your server (vLLM): serve small at K=3".
-    """
-    first, _, rest = headline.partition(": ")
-    if not first.startswith(("On ", "At ")):
-        return first, rest
-    place, _, circumstances = first.partition(", ")
-    what, mark, why = [*re.split(r"([,;] )", rest, maxsplit=1), "", ""][:3]
-    circumstances = f"{circumstances[0].upper()}{circumstances[1:]}" if circumstances else ""
-    return f"{place}: {what}", f"{circumstances}{mark if circumstances else ''}{why}"
 
 
 def page(template: str, **values: Any) -> str:

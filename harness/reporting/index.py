@@ -6,7 +6,7 @@ newer version) has a row with the reason.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import quote
@@ -17,9 +17,9 @@ from harness.reporting import grid
 from harness.reporting.html import glossary, page
 from harness.reporting.pages import page_of
 from harness.reporting.sentences import run, verdict
-from harness.reporting.tables.specification import Column, table
+from harness.reporting.tables.specification import Column, Table, table
 from harness.storage import files
-from harness.summary import CheckResult, ComparedRun, Summary
+from harness.summary import CheckResult, ComparedRun, Summary, from_json
 
 FILE = "index.html"
 COMPLETE = "complete"
@@ -126,6 +126,19 @@ def line_of(folder: str, summary: Summary) -> Line:
         device=facts.made_with.device or "",
         commit=(facts.made_with.commit or "")[:_COMMIT],
     )
+
+
+def job_line(words: str, folder: str | None, status: int) -> Line:
+    """The row of a multirun's job, named by the keys that it alone has."""
+    text = None if folder is None else (Path(folder) / "summary.json").read_text("utf-8")
+    line = unreadable(words, "") if text is None else line_of(words, from_json(text))
+    return replace(line, status=f"exit {status}" if status else COMPLETE)
+
+
+def jobs_table(lines: Sequence[Line]) -> Table:
+    """The answers of a multirun's jobs."""
+    keys = replace(COLUMNS[0], title="keys", flexible=True)
+    return table("Every job", (keys, *COLUMNS[1:3], COLUMNS[5]), lines)
 
 
 def _kind(summary: Summary) -> Kind:

@@ -38,10 +38,9 @@ class Page:
     next_step: Callable[[Summary], NextStep | None]
     main: tuple[Maker, ...]  # tables that the answer is read from, most important first
     more: tuple[Maker, ...] = ()  # further tables, such as how the numbers were measured
-    brief: tuple[Maker, ...] = ()  # tables of the console, after the grid
+    brief: tuple[Maker, ...] = ()  # tables of the console
     plots: tuple[str, ...] = ()  # the first one is shown next to the verdict
-    # The console's table of answers by temperature and engine
-    grid: Callable[[Summary], Table] | None = None
+    decides: bool = False  # whether it has answers by temperature and engine
     serves: bool = False  # whether the report has serving commands
     computes: bool = False  # whether nothing was timed: numbers were given, or are of stored runs
     kind: Kind | None = None
@@ -63,7 +62,7 @@ PAGES: Mapping[str, Page] = {
             leaderboard.costs_table,
         ),
         plots=("speedup_vs_k.svg",),
-        grid=answers.short_grid,
+        decides=True,
         serves=True,
     ),
     "audition": Page(
@@ -81,9 +80,8 @@ PAGES: Mapping[str, Page] = {
             latency.rounds_table,
             leaderboard.costs_table,
         ),
-        brief=(leaderboard.brief_table,),
         plots=("leaderboard.svg", "speedup_vs_k.svg"),
-        grid=answers.timed_grid,
+        decides=True,
         serves=True,
     ),
     "server": Page(
@@ -99,9 +97,8 @@ PAGES: Mapping[str, Page] = {
             leaderboard.prompt_set_table,
         ),
         more=(latency.rounds_table, leaderboard.costs_table),
-        brief=(served.schedule_table, served.brief_waits_table),
         plots=("speedup_vs_k.svg", "load.svg"),
-        grid=answers.short_grid,
+        decides=True,
         serves=True,
         words=3000,
         tables=14,
@@ -127,7 +124,7 @@ PAGES: Mapping[str, Page] = {
             latency.rounds_table,
             leaderboard.costs_table,
         ),
-        brief=(breakeven.measured_table, breakeven.ideal_table),
+        brief=(breakeven.ideal_table,),
         computes=True,
         kind="typed",
     ),

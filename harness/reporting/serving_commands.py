@@ -311,9 +311,16 @@ def measure_command(summary: Summary, server: str, answer: Answer) -> str | None
     keys += [ATTACHED] if served_by == engine.name or not engine.starts else []
     keys += ["score=false"] if served_by == engine.name else []
     keys += [*model_keys(summary), *pair]
-    keys += [as_typed("k", k), as_typed("temperature", answer.temperature)]
+    ks = _within_reach(summary, answer)
+    keys += [as_typed("k", ks), as_typed("temperature", answer.temperature)]
     keys += [as_typed("decode.rule", variant.rule)] if variant.rule != engine.rule else []
     return command("server", *keys, *other_keys(summary, OF_THE_LOOP))
+
+
+def _within_reach(summary: Summary, answer: Answer) -> list[int]:
+    """The K to measure: those of the engine that was timed, where it names the same draft and K."""
+    own = grid.own_answer(summary, answer.temperature or 0.0)
+    return [*(own if own and own.named == answer.named else answer).within_reach]
 
 
 def served_target(summary: Summary) -> str | None:
@@ -508,8 +515,6 @@ def _evidence(answer: Answer) -> str:
     """The speedup of an engine, or the cost of a round below which K pays, as a sentence."""
     emitted = answer.round
     if answer.timed:
-        if answer.pairs is not None:
-            return f"{fmt.scored(answer)}, {grid.evidence(answer)}."
         return f"{fmt.gain(answer)}, {grid.evidence(answer)}."
     if answer.decision == "does_not_pay":
         return "No drafted token was ever accepted, so that no K can pay."

@@ -33,7 +33,7 @@ from harness.storage.manifest import (
 
 FREE_KEYS = frozenset(
     {
-        *("resume", "results_root", "debug", "dry_run", "verbose", "engine", "hydra"),
+        *("resume", "results_root", "debug", "dry_run", "verbose", "json", "engine", "hydra"),
         *("timeout_factor", "budget_s"),
     }
 )

@@ -29,7 +29,7 @@ def drawn(summary: Summary) -> tuple[style.Plot, ...]:
         return tuple(plot for plot in made if plot is not None)
 
 
-def draw(summary: Summary, folder: Path) -> tuple[style.Plot, ...]:
+def draw(summary: Summary, folder: Path, *, png: bool = False) -> tuple[style.Plot, ...]:
     """Write the plots into `folder` and return them in reading order; remove outdated ones."""
     plots = drawn(summary)
     files.directory(folder)
@@ -37,4 +37,6 @@ def draw(summary: Summary, folder: Path) -> tuple[style.Plot, ...]:
         (folder / name).unlink(missing_ok=True)
     for plot in plots:
         files.write(folder / plot.name, plot.svg.encode())
+        if png:
+            files.write((folder / plot.name).with_suffix(".png"), style.as_png(plot))
     return plots

@@ -103,8 +103,8 @@ BOARD_CAPTION = (
     " speculating at 1"
 )
 BOARD_UNDER = (
-    "predicted, with 95 % interval; filled: the best that an engine has; corrected: less what"
-    " choosing it adds; the dashed line: no speculation"
+    "predicted, with 95 % interval; filled: the best that an engine has; the dashed line: no"
+    " speculation"
 )
 LETTERS = 23  # letters of a draft's name in one line
 # Letters of a bold title, and of the small text below it, in the width of one letter of a name

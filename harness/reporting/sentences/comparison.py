@@ -31,8 +31,8 @@ def _run_verdict(run: ComparedRun) -> str:
     cells = f"; {run.differing} of {run.cells} cells differ significantly" if run.cells else ""
     ratio = fmt.gain(row, "speedup_ratio")
     return (
-        f"{outcome}{run.name} gains {fmt.speedup(row.speedup)} and {row.reference}"
-        f" {fmt.speedup(row.reference_speedup)} ({workload}, temperature"
-        f" {fmt.temperature(row.temperature)}, K={row.k}; measured): ratio"
+        f"{outcome}{row.reference} gains {fmt.speedup(row.reference_speedup)} and {run.name}"
+        f" {fmt.speedup(row.speedup)} ({workload}, temperature"
+        f" {fmt.temperature(row.temperature)}, K={row.k}; measured): the second / the first is"
         f" {ratio}{' (no interval)' if no_interval else ''}{cells}."
     )

@@ -38,14 +38,16 @@ def banner(summary: Summary) -> str | None:
         return None
     return (
         f"NO CHOICE TO ACT ON: other work kept {caveat.values['others']:.2f} processors busy while"
-        " the run's loads were timed, so its own report names no K under load either. What follows"
-        " is of a busy machine: measure the loads on a quiet one."
+        " the run's loads were timed, so no K is named: measure the loads on a quiet one."
     )
 
 
-def verdicts(plan: Plan) -> tuple[str, ...]:
-    """The choice, what one card serves, the rate at which speculation stops paying, the errors."""
-    return (_choice(plan), *_details(plan))
+def verdicts(plan: Plan, *, disturbed: bool = False) -> tuple[str, ...]:
+    """The choice, what one card serves, the rate at which speculation stops paying, the errors.
+
+    Nothing of it where other work disturbed the loads: the banner says so.
+    """
+    return () if disturbed else (_choice(plan), *_details(plan))
 
 
 def _choice(plan: Plan) -> str:

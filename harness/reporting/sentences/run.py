@@ -41,7 +41,7 @@ def status(run: RunFacts) -> str | None:
     cells = ", ".join(f"{number} {name}" for name, number in counts if number)
     incomplete = f" Cells: {cells} of {run.measured_cells}." if cells else ""
     if run.not_scored:
-        incomplete = f" Not ranked: {', '.join(run.not_scored)}."
+        incomplete = f" Not ranked: {', '.join(run.not_scored)} (below: why)."
     if run.not_scored and run.ranked and run.status in ("complete", "failed"):
         drafts = run.ranked + len(run.not_scored)
         return f"PARTIAL RANKING: {run.ranked} of {drafts} drafts are ranked.{incomplete}"

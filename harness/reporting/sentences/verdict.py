@@ -5,7 +5,7 @@ next step; `reporting.pages` names them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 
@@ -31,23 +31,26 @@ OF_THE_RUN: frozenset[VerdictReason] = frozenset(
 )
 NOT_PLAIN_TEXTS = frozenset[VerdictReason](("greedy_texts_differ", "server_not_lossless"))
 ALONE = "one request at a time"  # the load of the harness's own loop
+# Below it a chance of a gain is as good as even
+UNSURE = 0.15
 SYNTHETIC_ONLY = "It holds at the synthetic acceptance only."
 
 
 def of_answers(summary: Summary) -> tuple[str, ...]:
-    """The headline, then the reasons why other rows of the grid have no draft to serve."""
+    """The answer, what it rests on and where else it holds, then the refusals of other rows."""
     shown = grid.marked(summary)
     if shown is None:
         return (_no_verdict(summary),)
     synthetic = summary.run.synthetic
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
+    more = [_evidence(summary, shown)]
     if summary.served is not None:
-        more = [served.under_load(summary.served, shown.answer)]
+        more.append(served.under_load(summary.served, shown.answer))
     else:
-        more = [SYNTHETIC_ONLY] if synthetic else []
+        more += [SYNTHETIC_ONLY] if synthetic else []
         more += [_no_engine(summary, shown), _other_engine(summary, shown)]
-    first = " ".join(filter(None, (f"{prefix}{headline(summary, shown)}", *more)))
-    return (first, *_other_refusals(summary, shown))
+    answered = f"{prefix}{answer_sentence(shown.answer, _threshold(summary))}"
+    return (answered, " ".join(filter(None, more)), *_other_refusals(summary, shown))
 
 
 def _other_engine(summary: Summary, shown: grid.Marked) -> str:
@@ -60,11 +63,14 @@ def _other_engine(summary: Summary, shown: grid.Marked) -> str:
     if other is None:
         return ""
     if other.answer.timed:
-        return _timed_answer(summary, other.answer)
-    draft, k = other.answer.named
-    known = {"draft": None if draft == shown.answer.named[0] else draft, "k": k}
-    answer = replace(other.answer, reason_values=known)
-    return f"On {other.engines}: {_decision(summary, answer)} {_reason(answer)}."
+        answered = answer_sentence(other.answer, _threshold(summary))
+        return f"{_capital(_place(summary, other.answer))}: {answered}"
+    if other.answer.round is None:
+        return ""
+    engines = "another engine" if other.every else other.engines
+    draft, _ = other.answer.named
+    same = draft == shown.answer.named[0]
+    return f"On {engines} {'it' if same else draft} {cost_that_pays(other.answer.round)}."
 
 
 def _no_engine(summary: Summary, shown: grid.Marked) -> str:
@@ -86,12 +92,6 @@ def _no_engine(summary: Summary, shown: grid.Marked) -> str:
     )
 
 
-def _timed_answer(summary: Summary, answer: Answer) -> str:
-    """The answer of the engine that was timed, next to the headline of another engine."""
-    decision = f"{_decision(summary, answer)} {_reason(answer)}"
-    return f"{_capital(_place(summary, answer))}, {ALONE}: {decision}."
-
-
 def _other_refusals(summary: Summary, shown: grid.Marked) -> Iterator[str]:
     """The reasons why other rows have no draft to serve; a reason of the whole run is given once.
 
@@ -109,25 +109,100 @@ def _other_refusals(summary: Summary, shown: grid.Marked) -> Iterator[str]:
             yield f"{_capital(where)}: {grid.words(answer)}; {_reason(answer)}."
 
 
-def headline(summary: Summary, shown: grid.Marked) -> str:
-    """The headline: the decision of the marked row's engine, and the reason.
+def answer_sentence(answer: Answer, threshold: float | None = None) -> str:
+    """The answer in one sentence or two: what to do, and how sure that is.
 
-    "On the harness's loop on this machine, one request at a time, temperature 0: serve small at
-    K=3, 1.42x [1.36, 1.48], measured." "On your server (llama.cpp), one request
-    at a time, temperature 0: do not speculate; small with K=1 loses least, 0.86x [0.80, 0.93]."
-    "On vLLM with its defaults, temperature 0: not measured; small with K=3 emits 2.90 [2.71, 3.10]
-    tokens a round, so it pays while a round costs less than 2.71 plain tokens there (the
-    harness: 2.10)."
+    "Use tiny_good with K=2: 1.33 times as fast (95 %: 1.23 to 1.43). K=4 is as good within error."
+
+    Args:
+        answer: of one engine.
+        threshold: p_min, where the engine drafts with one.
     """
+    if answer.speculates:
+        draft, k = answer.named
+        use = f"Use {pair(draft, k, threshold)}: {times_as_fast(answer)}"
+        return f"{use}.{_ties(answer)}"
+    reason = _reason(answer)
+    if answer.chance is not None and answer.gain is not None and answer.decision == "undecided":
+        return f"{_odds(answer)} {reason}."
+    start = {"does_not_pay": "Do not speculate", "not_measured": "Not measured"}
+    return f"{start.get(answer.decision, 'Undecided')}: {reason}."
+
+
+def _threshold(summary: Summary) -> float | None:
+    """The p_min that every K of the run has; None where drafts end by K alone."""
+    return summary.run.sampling.p_min or None
+
+
+def pair(draft: str | None, k: int, threshold: float | None = None) -> str:
+    """A draft with its K, as "tiny_good with K=2" or "B.gguf with K=16 and p_min=0.75"."""
+    how = f"K={k}" if threshold is None else f"K={k} and p_min={threshold:g}"
+    return how if draft is None else f"{draft} with {how}"
+
+
+def times_as_fast(answer: Answer) -> str:
+    """A speedup with its interval, as "1.33 times as fast (95 %: 1.23 to 1.43)"."""
+    value, lo, hi = fmt.bounded(answer)
+    if value is None:
+        return fmt.EMPTY
+    level = answer.reason_values.get("level")
+    interval = " (no interval)"
+    if lo is not None and hi is not None:
+        percent = f"{100.0 * level:.0f} %: " if isinstance(level, float) else ""
+        interval = f" ({percent}{lo:.2f} to {hi:.2f})"
+    return f"{value:.2f} times as fast{interval}"
+
+
+def _ties(answer: Answer) -> str:
+    """The sentence on what is as fast within the error; "" where nothing is."""
+    draft, _ = answer.named
+    tied = [each for each in answer.candidates if each.tied]
+    names = [f"K={each.k}" for each in tied if each.draft == draft]
+    names += dict.fromkeys(each.draft for each in tied if each.draft != draft)
+    if not names:
+        return ""
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return f" {listed} {'is' if len(names) == 1 else 'are'} as good within error."
+
+
+def _odds(answer: Answer) -> str:
+    """How likely a gain or a loss is, and how large: "Probably not: 95 % likely slower, ..."."""
+    chance, gain = answer.chance or 0.0, answer.gain or 0.0
+    of_pair = pair(*answer.named)
+    if abs(chance - 0.5) < UNSURE:
+        return f"Undecided: {of_pair} is as likely slower as faster."
+    start, likely, word = "Probably", chance, "faster"
+    if chance < 0.5:
+        start, likely, word = "Probably not", 1.0 - chance, "slower"
+    return f"{start}: {of_pair} is {100.0 * min(likely, 0.99):.0f} % likely {word}, by about {100.0 * abs(gain):.0f} %."
+
+
+def _evidence(summary: Summary, shown: grid.Marked) -> str:
+    """What the answer rests on: the engine that was timed, or replay at its round times."""
     answer = shown.answer
-    load = ALONE if answer.timed else ""
-    load = served.load(summary.served) if summary.served else load
-    temperature = f"temperature {fmt.temperature(shown.row.temperature)}"
-    where = ", ".join(filter(None, (_place(summary, answer), load, temperature)))
-    why = _reason(answer)
+    if not answer.timed:
+        return ""
+    at = f"temperature {fmt.temperature(shown.row.temperature)}"
+    load = served.load(summary.served) if summary.served else ALONE
+    where = ", ".join((_place(summary, answer), load, at))
     if answer.visits is not None:
-        why += f" (in {answer.visits.timed} of {answer.visits.asked} visits)"
-    return f"{_capital(where)}: {_decision(summary, answer)} {why}."
+        where += f" (in {answer.visits.timed} of {answer.visits.asked} visits)"
+    if answer.source != "measured":
+        rule = "" if answer.temperature == GREEDY else _rule(answer)
+        return f"Predicted by replay{rule} {where}."
+    timed = f"Timed {where}."
+    named = next((each for each in answer.by_k if each.k == answer.named[1]), None)
+    if answer.pairs is None or named is None:
+        return timed
+    return (
+        f"{timed} Predicted {fmt.speedup(named.speedup)}; {fmt.speedup(answer.speedup)} after"
+        f" measuring {fmt.number_of(answer.pairs.measured, 'prompt', 'prompts')} and correcting for"
+        " having picked the best K."
+    )
+
+
+def _rule(answer: Answer) -> str:
+    return f" (where {ACCEPTANCE_RULES[answer.rule].phrase})" if answer.rule else ""
 
 
 def _place(summary: Summary, answer: Answer) -> str:
@@ -145,48 +220,21 @@ def _place(summary: Summary, answer: Answer) -> str:
     return f"on {spec.title}" if elsewhere else f"on {spec.title} on this machine"
 
 
-def _decision(summary: Summary, answer: Answer) -> str:
-    """The decision, with the punctuation before its reason."""
-    if answer.speculates:
-        p_min = summary.run.sampling.p_min
-        threshold = f" and p_min={p_min:g}" if p_min else ""
-        return f"serve {answer.draft} at K={answer.k}{threshold},"
-    return f"{grid.DECISIONS[answer.decision]};"
-
-
-def _held_out_gain(entry: Answer, _: Quoted) -> str:
-    if entry.pairs is not None:
-        return f"{fmt.scored(entry)}, measured"
-    unsure = "" if entry.speedup_lo is not None else ", no interval"
-    return f"{fmt.gain(entry)}{unsure}, {how_known(entry)}"
-
-
 def _not_timed(entry: Answer, values: Quoted) -> str:
     if entry.round is None:
         return "nor is it known what its rounds would emit"
-    return f"{_candidate(values)} emits {cost_that_pays(entry.round)}"
+    return f"{_candidate(values)} {cost_that_pays(entry.round)}"
 
 
 def cost_that_pays(emitted: RoundTokens) -> str:
-    """The tokens per round, and the cost below which it pays: "2.90 [2.71, 3.10] tokens a ..."."""
-    lo, hi = emitted.tokens_per_round_lo, emitted.tokens_per_round_hi
-    tokens = fmt.decimal(emitted.tokens_per_round)
-    if lo is not None and hi is not None:
-        tokens += f" [{fmt.decimal(lo)}, {fmt.decimal(hi)}]"
+    """The cost of a round below which it pays, and that of the engine that was timed.
+
+    "pays if drafting and checking 2 tokens takes less time than 2.30 ordinary tokens (here 1.65)"
+    """
     return (
-        f"{tokens} tokens a round, so it pays while a round costs less than"
-        f" {fmt.decimal(emitted.pays_below)} plain tokens there{grid.own_cost(emitted)}"
+        f"pays if drafting and checking {emitted.k} tokens takes less time than"
+        f" {fmt.decimal(emitted.pays_below)} ordinary tokens{grid.own_cost(emitted)}"
     )
-
-
-def how_known(answer: Answer) -> str:
-    """The evidence of a speedup, with the acceptance rule above temperature 0."""
-    if answer.source == "measured":
-        return "measured"
-    known = "predicted by replay"
-    if answer.temperature == GREEDY or answer.rule is None:
-        return known
-    return f"{known} where {ACCEPTANCE_RULES[answer.rule].phrase}"
 
 
 def _capital(text: str) -> str:
@@ -227,12 +275,11 @@ def _reason(entry: Answer) -> str:
 
 
 def _candidate(values: Quoted) -> str:
-    draft = values["draft"]
-    return f"K={values['k']}" if draft is None else f"{draft} with K={values['k']}"
+    return pair(values["draft"], values["k"])
 
 
 def _held_out_loss(entry: Answer, values: Quoted) -> str:
-    loss = f"{_candidate(values)} loses least, {fmt.scored(entry)}"
+    loss = f"{_candidate(values)}, the best tried, is {times_as_fast(entry)}"
     alpha, needed = values["alpha"], values["breakeven_alpha"]
     if alpha is None:
         return loss
@@ -246,17 +293,12 @@ def _held_out_loss(entry: Answer, values: Quoted) -> str:
     )
 
 
-def _undecided(why: str, entry: Answer, values: Quoted) -> str:
-    if entry.speedup_hi is not None and entry.speedup_hi < 1.0:
-        why = f"it loses, but another candidate is not ruled out; {why}"
-    odds = ""
-    if entry.chance is not None and entry.gain is not None:
-        odds = f"it pays with a chance of {entry.chance:.0%}, {entry.gain:+.1%} on average; "
-    return f"{_candidate(values)} gives {fmt.scored(entry)}; {odds}{why.format(**values)}"
+def _undecided(why: str, _: Answer, values: Quoted) -> str:
+    return _capital(why.format(**values))
 
 
 def _interval_spans_one(entry: Answer, values: Quoted) -> str:
-    needed = f"{{prompts}} prompts do not decide it, about {_prompts_needed(values)} would"
+    needed = f"{{prompts}} prompts are too few; try {_prompts_needed(values)} or more"
     if values["prompts_needed"] is None:
         needed = "{prompts} prompts do not decide it, nor say how many would"
     return _undecided(needed, entry, values)
@@ -269,17 +311,18 @@ def _prompts_needed(values: Quoted) -> str:
 
 
 def _timing_noise(entry: Answer, values: Quoted) -> str:
-    advice = "a quieter machine" + (" or more repetitions=" if values["measured"] else "")
+    more = " or with more repetitions=" if values["measured"] else ""
     if values.get("prompts_needed") is not None:
-        advice += f" or about {_prompts_needed(values)} prompts"
-    why = "timing noise makes {timing_share:.0%} of the variance: " + advice + " would help"
+        more += f" or about {_prompts_needed(values)} prompts"
+    why = "most of the doubt is timing noise; repeat on a quiet machine" + more
     return _undecided(why, entry, values)
 
 
-def _so_far(why: str, entry: Answer, values: Quoted) -> str:
+def _too_few(entry: Answer, values: Quoted) -> str:
+    prompts = fmt.number_of(values["prompts"], "prompt is", "prompts are")
     return (
-        f"{why.format(**values)}; {_candidate(values)} gives {fmt.speedup(entry.speedup)} so far,"
-        " not corrected for the choice"
+        f"{prompts} too few; try {values['needed']} or more"
+        f" ({_candidate(values)}: {fmt.speedup(entry.speedup)} so far)"
     )
 
 
@@ -314,19 +357,14 @@ def _impossible_speedup(_: Answer, values: Quoted) -> str:
 
 
 VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
-    "held_out_gain": _held_out_gain,
+    "held_out_gain": lambda entry, _: times_as_fast(entry),
     "held_out_loss": _held_out_loss,
     "interval_spans_one": _interval_spans_one,
     "timing_noise": _timing_noise,
     "near_one": partial(
         _undecided, "within {near:.0%} of 1 either way, so more prompts would not change what to do"
     ),
-    "too_few_prompts": lambda entry, values: _so_far(
-        f"{fmt.number_of(values['prompts'], 'prompt', 'prompts')}, and below {{needed}} there is no"
-        " interval",
-        entry,
-        values,
-    ),
+    "too_few_prompts": _too_few,
     "no_complete_prompt": lambda _, values: (
         "no prompt was measured at every K"
         if values["prompt_set"] is None
@@ -361,7 +399,7 @@ def _no_verdict(summary: Summary) -> str:
         server, own = spec_of(summary.run.serve_on).in_headlines, summary.answers[0]
         return (
             f"Not known for {server}: this run has no tokens per round by its acceptance rule, of"
-            f" a draft that it has. {_timed_answer(summary, own)}"
+            f" a draft that it has. {_capital(_place(summary, own))}: {answer_sentence(own)}"
         )
     if summary.served is not None and summary.run.status == "complete":
         lacking = "the records do not say what decoding took"
@@ -397,7 +435,9 @@ def of_counters(summary: Summary) -> tuple[str, ...]:
 
 def of_a_plan(summary: Summary) -> tuple[str, ...]:
     """The choice that meets the goal, and its number of cards."""
-    return () if summary.plan is None else plan.verdicts(summary.plan)
+    if summary.plan is None:
+        return ()
+    return plan.verdicts(summary.plan, disturbed=plan.banner(summary) is not None)
 
 
 def of_a_comparison(summary: Summary) -> tuple[str, ...]:
@@ -576,8 +616,8 @@ def _measured_there(summary: Summary, answer: Answer) -> NextStep | None:
 
 
 def _drafting(answer: Answer) -> tuple[str, str]:
-    """The keys of an answer's K and temperature."""
-    return as_typed("k", answer.k), as_typed("temperature", answer.temperature)
+    """The keys of an answer's K, those within reach, and its temperature."""
+    return as_typed("k", [*answer.within_reach]), as_typed("temperature", answer.temperature)
 
 
 def _at_its_costs(summary: Summary, measured: ServedSummary) -> tuple[str, ...]:

@@ -13,9 +13,6 @@ from harness.reporting.grid import GridRow
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.summary import RoundTokens, Summary
 
-MOST_ROWS = 9  # rows of the grid on the console
-
-
 GRID: tuple[Column[GridRow], ...] = (
     Column("T", lambda row: row.at, key=True),
     Column("engines", lambda row: row.engines, key=True, flexible=True),
@@ -24,7 +21,6 @@ GRID: tuple[Column[GridRow], ...] = (
     Column("evidence", lambda row: grid.evidence(row.answer)),
 )
 TITLE = "What to serve"
-STAR_NOTE = "marked: the row of the headline."
 NO_DRAFT_NOTE = "no draft (...): the speedup is that of what is in brackets, which loses least."
 COST_NOTE = "cost: time of a round in plain tokens."
 
@@ -35,32 +31,8 @@ def grid_table(summary: Summary) -> Table:
     names = list(dict.fromkeys(answer.prompt_set for row in rows for answer in row.sets))
     alone = names if 1 < len(names) <= grid.MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
-    star = [STAR_NOTE] if len(rows) > 1 and any(row.marked for row in rows) else []
-    notes = (*star, *_shares(summary), *_grid_notes(rows, summary))
+    notes = (*_shares(summary), *_grid_notes(rows, summary))
     return _grid((*GRID, *columns), rows, notes)
-
-
-def short_grid(summary: Summary) -> Table:
-    """The grid in few rows: where there are many, those of the headline's engine."""
-    every, shown = [row for row in grid.rows(summary) if not row.minor], grid.marked(summary)
-    rows = every
-    if shown is not None and len(every) > MOST_ROWS:
-        rows = [row for row in every if shown.answer.engine in row.servers]
-        if len(rows) > MOST_ROWS:
-            start = [row.marked for row in rows].index(True)
-            rows = rows[start : start + MOST_ROWS]
-    notes = [STAR_NOTE] if any(row.marked for row in rows[1:]) else []
-    notes += _grid_notes(rows, summary)
-    if len(rows) < len(every):
-        left = len(every) - len(rows)
-        notes.append(f"{left} more rows are in the report; engine= shows another engine.")
-    return _grid(GRID, rows, notes)
-
-
-def timed_grid(summary: Summary) -> Table:
-    """The rows of the timed engine and of the headline: an audition's ranking needs the space."""
-    rows = [row for row in grid.rows(summary) if row.marked or row.answer.timed]
-    return _grid(GRID, rows, _grid_notes(rows, summary))
 
 
 def _grid(
@@ -112,12 +84,21 @@ def _faster_elsewhere(summary: Summary) -> Iterator[str]:
 
 
 def _words_of_set(row: GridRow, name: str) -> str | None:
-    """The answer of one prompt set, with the speedup where a draft pays."""
+    """The answer of one prompt set, with the speedup where a draft pays.
+
+    Where one K was measured, the best by replay follows it if it is another one: "small, K=2:
+    1.62x; K=8 by replay 2.60x, not measured".
+    """
     answer = first(row.sets, prompt_set=name)
     if answer is None:
         return None
     gain = f": {fmt.speedup(answer.speedup)}" if answer.speculates else ""
-    return f"{grid.words(answer)}{gain}"
+    best = max(answer.by_k, key=lambda each: each.speedup, default=None)
+    other = ""
+    predicted = best is not None and best.source == "replayed" and answer.source == "measured"
+    if best and predicted and best.speedup > max(1.0, answer.speedup or 0.0):
+        other = f"; K={best.k} by replay {fmt.speedup(best.speedup)}, not measured"
+    return f"{grid.words(answer)}{gain}{other}"
 
 
 EMITS_NOTE = (

@@ -55,7 +55,7 @@ def brief_tables(summary: Summary) -> list[Table]:
     if compared is None:
         return []
     cells = [row for row in compared.rows if row.prompt_set in (None, "all") and row.k]
-    of_cells: list[Column[ComparisonRow]] = [*COLUMNS[1:3], *COLUMNS[5:9]]
+    of_cells: list[Column[ComparisonRow]] = [*COLUMNS[1:3], *COLUMNS[7:9]]
     if len(compared.runs) > 1:
         of_cells.insert(0, Column("run", lambda row: row.run, key=True, flexible=True))
     title = f"Whole workload, against {compared.reference}"

@@ -25,7 +25,6 @@ from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 PLAIN = grid.DECISIONS["does_not_pay"]
 # Marks a draft that another engine has, but none of the ranking's engines
 NOT_THESE = "none of these engines"
-CORRECTED = "corrected"  # marks the row that has the verdict's speedup
 
 
 class Board(NamedTuple):
@@ -83,8 +82,8 @@ def name_of(row: LeaderboardRow, marks: Mapping[str, str]) -> str:
     """The name of a row's draft with its marks, or "do not speculate" for plain decoding."""
     if row.draft is None:
         return PLAIN
-    remarks = ", ".join(filter(None, (CORRECTED if row.corrected else "", marks.get(row.draft))))
-    return f"{row.draft} ({remarks})" if remarks else row.draft
+    mark = marks.get(row.draft)
+    return f"{row.draft} ({mark})" if mark else row.draft
 
 
 RANK = Column[LeaderboardRow]("rank", lambda row: row.rank, fmt.count, key=True)
@@ -98,14 +97,6 @@ RANKS: tuple[Column[LeaderboardRow], ...] = (
     Column("chance\nto be best", lambda row: row.probability_best, fmt.chance),
     Column("alpha\n[lo, hi]", lambda row: fmt.bounded(row, "alpha"), fmt.alpha),
     Column("break-even\nalpha", breakeven, fmt.alpha),
-    DROPPED,
-)
-# A header of one line, so that more drafts fit the console
-BRIEF: tuple[Column[LeaderboardRow], ...] = (
-    Column("K", lambda row: row.k, fmt.count),
-    Column("speedup [lo, hi]", fmt.bounded, fmt.speedup),
-    Column("tokens/round", lambda row: row.tokens_per_round, fmt.decimal),
-    Column("alpha / needed", lambda row: _alpha_needed(row)),
     DROPPED,
 )
 SETS: tuple[Column[Answer], ...] = (
@@ -128,13 +119,11 @@ COSTS: tuple[Column[DraftCosts], ...] = (
 
 SPEEDUP_NOTE = (
     "speedup: by replay and this run's round times, at the K that is best on these prompts, which"
-    " makes it slightly too high except where it says corrected. On an engine that was not timed"
+    " makes it slightly too high. On an engine that was not timed"
     " another draft may be best: the first table names it."
 )
-VERDICT_NOTE = "corrected: less what choosing draft and K adds by chance; other rows are not."
-OTHER_NOTE = (
-    "Act on the verdict: at temperature {temperature} {draft} at K={k} gives {gain}, corrected"
-    " for the choice of draft and K. The rows here are not."
+CHOICE_NOTE = (
+    "Rows are not corrected for choosing draft and K: of {draft} with K={k} that leaves {speedup}."
 )
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
 LOOKUP_NOTE = "A look-up ({}) has no break-even alpha: most rounds find fewer than K tokens."
@@ -205,7 +194,7 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             f" {', '.join(board.engines)}: {board.acceptance}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
-            as_decided(summary, board.rows, board.temperature) if board.own else "",
+            as_decided(summary, board.temperature) if board.own else "",
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
             *dropped_notes(board.rows),
         )
@@ -219,29 +208,6 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
     return made
 
 
-def brief_table(summary: Summary) -> Table:
-    """An audition's ranking at the headline's temperature, each draft at its fastest K."""
-    shown = grid.marked(summary)
-    at = None if shown is None else shown.row.temperature
-    board = first(boards(summary), temperature=at, own=True)
-    if board is None:
-        return table("", BRIEF, ())
-    name = Column[LeaderboardRow](
-        "draft", lambda row: name_of(row, board.marks), key=True, flexible=True
-    )
-    temperature = fmt.temperature(board.temperature)
-    title = f"Every draft at its fastest K, predicted {board.place} (temperature {temperature})"
-    notes = (as_decided(summary, board.rows, board.temperature), *dropped_notes(board.rows))
-    return table(title, (name, *BRIEF), board.rows, notes=notes)
-
-
-def _alpha_needed(row: LeaderboardRow) -> str | None:
-    needed = breakeven(row)
-    if row.alpha is None or needed is None:
-        return None
-    return f"{row.alpha:.2f} / {needed if isinstance(needed, str) else fmt.decimal(needed)}"
-
-
 def dropped_notes(rows: Iterable[LeaderboardRow]) -> Iterator[str]:
     """A note on each draft that was dropped (early elimination)."""
     for row in rows:
@@ -253,16 +219,13 @@ def dropped_notes(rows: Iterable[LeaderboardRow]) -> Iterator[str]:
             )
 
 
-def as_decided(summary: Summary, rows: Iterable[LeaderboardRow], temperature: float) -> str:
-    """A note on the row of the verdict: it has the corrected speedup, or what that speedup is."""
+def as_decided(summary: Summary, temperature: float) -> str:
+    """A note on what the answer's speedup is after the correction for the choice."""
     own = grid.own_answer(summary, temperature)
-    if own is None or own.speedup is None or own.source != "replayed":
+    if own is None or own.speedup is None or own.source != "replayed" or not own.speculates:
         return ""
-    (draft, k), at = own.named, fmt.temperature(temperature)
-    of_verdict = [row for row in rows if (row.draft, row.k) == own.named]
-    if any(row.corrected and row.speedup == own.speedup for row in of_verdict):
-        return VERDICT_NOTE
-    return OTHER_NOTE.format(temperature=at, draft=draft, k=k, gain=fmt.gain(own))
+    draft, k = own.named
+    return CHOICE_NOTE.format(draft=draft, k=k, speedup=fmt.gain(own))
 
 
 def prompt_set_table(summary: Summary) -> Table:

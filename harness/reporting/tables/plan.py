@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from harness import formatting as fmt
-from harness.reporting.sentences.plan import named, whether_served
+from harness.reporting.sentences.plan import banner, named, whether_served
 from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import Plan, PlanChoice, Summary
 
@@ -62,13 +62,15 @@ ARRIVALS = {
 def brief_table(summary: Summary) -> Table:
     """The choices, in the columns that fit a terminal."""
     plan = summary.plan
-    return table("What each choice holds", BRIEF, plan.choices if plan else (), best=_best(plan))
+    # No choice is named where other work disturbed the loads
+    choices = plan.choices if plan and banner(summary) is None else ()
+    return table("What each choice holds", BRIEF, choices, best=_best(plan))
 
 
 def choices_table(summary: Summary) -> Table:
     """The choices with their rates, latencies and cards; empty for a run that is not a plan."""
     plan, title = summary.plan, "What each choice holds"
-    if plan is None:
+    if plan is None or banner(summary) is not None:
         return table(title, CHOICES, ())
     notes = (
         NOTE.format(percentile=plan.percentile, rate=plan.rate),

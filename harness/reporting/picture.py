@@ -1,0 +1,92 @@
+"""The first picture of a report: a bar for each K, or for each draft, and what a gain is worth."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness import formatting as fmt
+from harness.reporting import grid
+from harness.reporting.tables.leaderboard import boards
+from harness.summary import Answer, Summary
+
+MOST_BARS = 4
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One speedup over plain decoding."""
+
+    label: str
+    speedup: float
+    measured: bool  # else it is predicted
+    best: bool
+
+
+def bars(summary: Summary) -> tuple[Bar, ...]:
+    """The speedups that the headline was chosen from; empty where nothing was timed.
+
+    Of an audition each draft at its fastest K, else the draft at every K.
+    """
+    shown = grid.marked(summary)
+    answer = shown and (
+        shown.answer if shown.answer.timed else grid.own_answer(summary, shown.row.temperature)
+    )
+    if answer is None:
+        return ()
+    drafts = summary.run.command == "audition"
+    made = tuple(_of_drafts(summary, answer) if drafts else _of_ks(answer))
+    fastest = sorted(made, key=lambda bar: (not bar.best, -bar.speedup))[:MOST_BARS]
+    return tuple(bar for bar in made if bar in fastest)
+
+
+def _of_ks(answer: Answer) -> Iterator[Bar]:
+    for each in answer.by_k:
+        named = each.k == answer.named[1]
+        # One draft and K has one speedup in a report: the answer's, less the optimism of choosing
+        speedup = answer.speedup if named and answer.speedup is not None else each.speedup
+        yield Bar(f"K={each.k}", speedup, each.source == "measured", named)
+
+
+def _of_drafts(summary: Summary, answer: Answer) -> Iterator[Bar]:
+    at = (board for board in boards(summary) if board.own)
+    board = next((each for each in at if each.temperature == answer.temperature), None)
+    for row in board.rows if board else ():
+        if row.draft is None or board is None:  # plain decoding is the line at 1
+            continue
+        label, mark = f"{row.draft}, K={row.k}", board.marks.get(row.draft)
+        yield Bar(
+            f"{label} ({mark})" if mark else label,
+            row.speedup,
+            measured=False,
+            best=(row.draft, row.k) == answer.named,
+        )
+
+
+def worth(summary: Summary) -> str:
+    """The time of a token before and after, and what a workload saves; "" without a gain.
+
+    "ms per token: 3.39 before, 1.87 after; 1,000 such requests take 46 s less."
+    """
+    shown = grid.marked(summary)
+    answer = shown and shown.answer
+    if answer is None or not answer.speculates or not answer.speedup or answer.plain_s is None:
+        return ""
+    after_s, saved_s = answer.plain_s / answer.speedup, answer.saved_s_per_request
+    parts = [f"ms per token: {fmt.in_ms(answer.plain_s)} before, {fmt.in_ms(after_s)} after"]
+    if saved_s is not None:
+        parts.append(f"1,000 such requests take {fmt.duration(1e3 * saved_s)} less")
+    plain_usd, usd = summary.plain_usd_per_million_tokens, summary.usd_per_million_tokens
+    if plain_usd is not None and usd is not None:
+        parts.append(f"10^6 tokens: {fmt.dollars(plain_usd)} before, {fmt.dollars(usd)} after")
+    return f"{'; '.join(parts)}."
+
+
+def other_temperatures(summary: Summary) -> tuple[str, ...]:
+    """The answer of the headline's engine at each further temperature, in a few words."""
+    first, *others = (*summary.per_temperature, None)[:-1] or (None,)
+    return tuple(
+        f"Temperature {fmt.temperature(answer.temperature)}:"
+        f" {'the same' if first and answer.named == first.named else grid.words(answer)}"
+        f"{'' if answer.speedup is None else f', {fmt.speedup(answer.speedup)}'}."
+        for answer in others
+        if answer is not None
+    )
