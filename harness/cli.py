@@ -379,7 +379,8 @@ def _print_jobs() -> None:
         index.job_line(" ".join(w for w in each.words if w not in common), each.folder, each.status)
         for each in _jobs
     ]
-    print_table(index.jobs_table(lines), standard_output())
+    if any(line.verdict for line in lines):
+        print_table(index.jobs_table(lines), standard_output())
 
 
 def _outcome(command: str, config: DictConfig, words: Sequence[str]) -> tuple[int, Outcome | None]:

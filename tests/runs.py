@@ -52,7 +52,7 @@ def analysed(name: str) -> Summary:
 def without_plots() -> Iterator[None]:
     """Commands draw no plots, which take most of the time of a small run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.reporting.plots.draw", lambda *_: ())
+        patch.setattr("harness.reporting.plots.draw", lambda *_, **__: ())
         yield
 
 

@@ -374,6 +374,27 @@ def test_a_multirun_runs_every_job_and_exits_with_the_worst_status(
     assert files == [tmp_path / "results" / ".multirun" / "multirun.yaml"]
 
 
+def test_json_is_one_document_on_standard_output_whatever_happened(
+    run: RunDoor, capsys: Captured
+) -> None:
+    def work(config: BreakevenConfig) -> Outcome:
+        print("a table")
+        if config.seed == 1:
+            raise UserError("it is bad")
+        return Outcome(None)
+
+    assert run(work, "json=true", "seed=0") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["status"], made["error"], made["text"]) == (0, None, ["a table"])
+    assert run(work, "json=true", "seed=1") == 2
+    printed = capsys.readouterr()
+    made = json.loads(printed.out)
+    assert (made["status"], made["error"], made["run"]) == (2, "it is bad", None)
+    assert printed.err.endswith("error: it is bad\n")
+    assert run(work, "json=true", "sed=1") == 2
+    assert "sed" in json.loads(capsys.readouterr().out)["error"]
+
+
 def test_a_jobs_number_can_name_its_card(run: RunDoor) -> None:
     seen: list[tuple[str, str]] = []
 
@@ -406,11 +427,11 @@ def test_a_launchers_jobs_run_in_other_processes_and_the_worst_status_comes_back
 
 
 def test_a_status_notes_itself_where_it_is_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_statuses", [])
+    monkeypatch.setattr(cli, "_jobs", [])
     content = pickle.dumps(cli.JobStatus(2))
-    assert cli._statuses == []
+    assert cli._jobs == []
     assert pickle.loads(content) == cli.JobStatus(2)
-    assert cli._statuses == [2]
+    assert cli._jobs == [cli.JobStatus(2)]
 
 
 # ---- break-even ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from runs import analysed, sample
 
 from harness import reporting
@@ -182,10 +183,10 @@ def test_the_verdict_comes_first_then_why_and_caveats_picture_line_and_evidence(
     pages: dict[str, Path],
 ) -> None:
     drawing = (pages["sweep"].parent / "plots/speedup_vs_k.svg").read_text(encoding="utf-8")
-    page = html.report(full_content(), [Plot("a.svg", "a picture", drawing)])
+    page = html.report(full_content(), [Plot("a.svg", "a picture", drawing, Figure())])
     wanted = [
         'class="card verdict yes"',
-        "serve tiny_good at K=4</h2>",
+        "Use tiny_good with K=4",
         "vllm serve a --draft &#39;b&#39;",
         "quoted under its own rule",
         "Because of the reason.",

@@ -159,7 +159,9 @@ def test_no_line_is_wider_than_the_console(
     codes = [*codes, step.command] if step and step.command else [*codes]
     pasted = {line.rstrip() for code in codes for line in code.splitlines()}
     text = printed(summary_of(name), width, verbose=verbose)
-    lines = [line for line in text.splitlines() if line not in pasted and content.page not in line]
+    lines = [
+        line for line in text.splitlines() if line not in pasted and content.folder not in line
+    ]
     assert max(map(len, lines)) <= width
 
 
@@ -185,6 +187,45 @@ def test_the_console_has_the_answer_and_the_path_in_few_lines(
     assert lines[-1] == f"report: {content.page}"
 
 
+# Numbers and words that are read; commands are copied, and the bars are a picture
+MOST_WORDS, MOST_NUMBERS = 120, 25
+
+
+@pytest.mark.parametrize(
+    "name", [*RUNS, *(folder.name for folder in sorted(EXAMPLES.iterdir()) if folder.is_dir())]
+)
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_first_screen_is_understood_in_one_reading(
+    name: str, width: int, summary_of: Callable[[str], Summary]
+) -> None:
+    made = summary_of(name)
+    content = content_of(made)
+    copied = {line for each in content.snippets for line in each.code.splitlines()}
+    lines = [
+        line
+        for line in printed(made, width, verbose=False).splitlines()
+        if not line.startswith(("python -m ", "report: ")) and line not in copied
+    ]
+    text = re.sub(r"python -m \S+ run=\S+ verbose=tables", "", "\n".join(lines))
+    assert len(re.findall(r"\S*\w\S*", text)) <= MOST_WORDS
+    assert len(re.findall(r"\d[\d.,]*", text)) <= MOST_NUMBERS
+
+
+def test_text_in_a_pipe_is_not_wrapped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    made = analysed("sweep")
+    reporting.show(made)
+    lines = capsys.readouterr().out.splitlines()
+    assert {*content_of(made).verdicts[:2]} <= {*lines}
+
+
+def test_png_files_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
+    reporting.render(analysed("sweep"), tmp_path, png=True)
+    assert (tmp_path / "plots/speedup_vs_k.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_what_markdown_would_act_on_is_escaped() -> None:
     columns: tuple[Column[str], ...] = (Column("error", lambda text: text),)
     assert r"a\|b \<c> \*d\*" in markdown.table(table("t", columns, ["a|b <c> *d*"]))
@@ -199,12 +240,12 @@ def test_an_unfinished_run_is_marked_above_everything() -> None:
     run = replace(made.run, status="running", folder="results/x", failed_cells=1)
     text = printed(replace(made, run=run, failures=failures))
     status = text.index("UNFINISHED RUN: still running, or interrupted (resume=results/x continues")
-    assert status < text.index("serve tiny_good")
+    assert status < text.index("Use tiny_good")
     assert "Did not complete: easy/p0 k=8: out of memory" in text
     assert "and 12 more, all listed in summary.json" in text
     brief = printed(replace(made, run=run, failures=failures), verbose=False)
-    assert brief.index("Did not complete: easy/p0 k=8") < brief.index("evidence")
-    assert "with verbose=tables" in brief
+    assert brief.index("Did not complete: easy/p0 k=8") < brief.index("plain decoding")
+    assert "report run=results/x verbose=tables" in brief
     logged = (Failure("K=4 at temperature 0", "the server ended:" + " a line of its log." * 40),)
     brief = printed(replace(made, run=run, failures=logged), verbose=False)
     assert "Did not complete: K=4 at temperature 0: the server ended" in brief
@@ -218,6 +259,4 @@ def test_a_run_with_random_weights_recommends_nothing() -> None:
     content = content_of(replace(made, run=replace(made.run, models=(dummy,))))
     assert content.answer == "none"
     assert "The weights of big_draft are random" in str(content.banner)
-    assert all(
-        text.startswith("Not a recommendation (dummy weights): ") for text in content.verdicts
-    )
+    assert content.verdicts[0].startswith("Not a recommendation (dummy weights): ")

@@ -9,6 +9,7 @@ from harness.analysis.caveats import MOST, RECORDS
 from harness.reporting.sentences import caveat_list, verdict
 from harness.summary import (
     Answer,
+    CandidateSpeedup,
     Caveat,
     MeasuredPart,
     RunFacts,
@@ -61,12 +62,48 @@ def sweep_of(*answers: Answer) -> Summary:
 
 
 @pytest.mark.parametrize("name", REASONS)
-def test_a_refusal_is_one_sentence_that_begins_with_what_to_do(name: str) -> None:
-    (said,) = verdict.of_answers(sweep_of(REASONS[name]))
-    start = {"does_not_pay": "do not speculate", "undecided": "undecided"}[REASONS[name].decision]
-    assert f": {start}; " in said
+def test_a_refusal_begins_with_what_to_do(name: str) -> None:
+    answered = REASONS[name]
+    said, _ = verdict.of_answers(sweep_of(answered))
+    starts = {
+        "does_not_pay": ("Do not speculate: ",),
+        "undecided": ("Undecided: ", "Probably: ", "Probably not: "),
+    }
+    assert said.startswith(starts[answered.decision])
     assert said.endswith(".")
     assert "None" not in said
+
+
+def test_an_answer_is_said_as_a_practitioner_says_it() -> None:
+    tied = (
+        CandidateSpeedup("small", 2, 1.40, True, "replayed"),
+        CandidateSpeedup("small", 3, 1.44, False, "measured"),
+        CandidateSpeedup("A.gguf", 1, 1.39, True, "replayed"),
+        CandidateSpeedup("B.gguf", 1, 1.10, False, "replayed"),
+    )
+    served = replace(SERVE, candidates=tied, reason_values={"level": 0.95})
+    assert verdict.answer_sentence(served, threshold=0.75) == (
+        "Use small with K=3 and p_min=0.75: 1.42 times as fast (95 %: 1.36 to 1.48)."
+        " K=2 and A.gguf are as good within error."
+    )
+    assert verdict.answer_sentence(replace(REASONS["timing_noise"], chance=0.05, gain=-0.15)) == (
+        "Probably not: small with K=3 is 95 % likely slower, by about 15 %. Most of the doubt is"
+        " timing noise; repeat on a quiet machine or with more repetitions=."
+    )
+    even = verdict.answer_sentence(replace(REASONS["near_one"], chance=0.5, gain=0.0))
+    assert even.startswith("Undecided: small with K=3 is as likely slower as faster. ")
+
+
+def test_the_next_measurement_names_every_k_within_reach() -> None:
+    by_k = [(1, 1.10, False), (2, 1.44, False), (4, 1.40, True), (8, 1.20, False), (16, 1.0, False)]
+    candidates = tuple(CandidateSpeedup("small", *each, "replayed") for each in by_k)
+    assert replace(SERVE, k=2, candidates=candidates).within_reach == (2, 4, 8)
+
+
+def test_a_saving_is_that_of_a_request_of_the_workload() -> None:
+    answer = replace(SERVE, speedup=2.0, plain_s=0.03, request_tokens=100.0)
+    assert answer.saved_s_per_request == pytest.approx(1.5)
+    assert replace(answer, request_tokens=None).saved_s_per_request is None
 
 
 def test_every_reason_of_a_verdict_has_a_sentence() -> None:

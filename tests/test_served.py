@@ -1104,9 +1104,7 @@ def test_the_line_to_paste_is_that_of_the_server_that_was_measured(
     gain: dict[str, Any] = {"decision": "speculate", "draft": "tiny_good", "k": 2, "speedup": 1.3}
     gains = tuple(replace(a, **gain, reason="held_out_gain") for a in made.answers)
     content = content_of(replace(made, answers=gains))
-    assert content.verdicts[0].startswith(
-        "On your server (llama.cpp), one request at a time, temperature 0: serve"
-    )
+    assert content.verdicts[0].startswith("Use ")
     (snippet,) = content.snippets
     assert "--spec-draft-n-max 2" in snippet.code
     assert (PROBABILISTIC in snippet.code) == (rule == "ratio")

@@ -464,7 +464,7 @@ def test_an_engine_without_the_best_kind_has_the_line_of_another_draft() -> None
     others = [answer for answer in second.answers if answer.engine not in ("own", "transformers")]
     made = replace(first, answers=(*first.answers, *others), leaderboards=boards)
     content = content_of(made)
-    assert "serve early_exit at K=3, 1.90x" in content.verdicts[0]
+    assert "Use early_exit with K=3: 1.90 times as fast" in content.verdicts[0]
     assert content.grid is not None
     engines, serve = (content.grid.column(name) for name in ("engines", "serve"))
 

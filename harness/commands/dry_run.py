@@ -64,7 +64,7 @@ from harness.config import (
 from harness.engine_facts.round_counting import shorter_budget
 from harness.measurement.load import requests_of_load
 from harness.records import Prompt, TextTrace, grouped
-from harness.reporting.console import print_brief, print_table
+from harness.reporting.console import print_brief, print_table, standard_output
 from harness.reporting.tables.cards import cost_table
 from harness.reporting.tables.specification import Column, Table, table
 from harness.stats.two_phase import LOOKS

@@ -19,7 +19,7 @@ from harness.config import PlanConfig
 from harness.measurement.environment import describe_host
 from harness.prompts.log import time_stamps
 from harness.records import UserError
-from harness.reporting.console import print_table
+from harness.reporting.console import print_table, standard_output
 from harness.reporting.tables.specification import table
 from harness.storage import RunFolder, StoredRun, check_writable, load
 from harness.theory.roofline import is_card

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+from rich.console import Console
+
 from harness import reporting
 from harness.analysis import analyse
 from harness.analysis.comparison import compare

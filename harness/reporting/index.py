@@ -130,8 +130,10 @@ def line_of(folder: str, summary: Summary) -> Line:
 
 def job_line(words: str, folder: str | None, status: int) -> Line:
     """The row of a multirun's job, named by the keys that it alone has."""
-    text = None if folder is None else (Path(folder) / "summary.json").read_text("utf-8")
-    line = unreadable(words, "") if text is None else line_of(words, from_json(text))
+    file = None if folder is None else Path(folder) / "summary.json"
+    line = unreadable(words, "")
+    if file is not None and file.is_file():
+        line = line_of(words, from_json(file.read_bytes()))
     return replace(line, status=f"exit {status}" if status else COMPLETE)
 
 

@@ -85,8 +85,12 @@ def other_temperatures(summary: Summary) -> tuple[str, ...]:
     first, *others = (*summary.per_temperature, None)[:-1] or (None,)
     return tuple(
         f"Temperature {fmt.temperature(answer.temperature)}:"
-        f" {'the same' if first and answer.named == first.named else grid.words(answer)}"
+        f" {'the same' if first and _same(answer, first) else grid.words(answer)}"
         f"{'' if answer.speedup is None else f', {fmt.speedup(answer.speedup)}'}."
         for answer in others
         if answer is not None
     )
+
+
+def _same(one: Answer, other: Answer) -> bool:
+    return one.named == other.named and one.decision == other.decision

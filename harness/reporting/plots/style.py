@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -58,6 +59,15 @@ class Plot(NamedTuple):
     name: str
     caption: str
     svg: str
+    figure: Figure
+
+
+def as_png(plot: Plot) -> bytes:
+    """The plot as a png file."""
+    buffer = io.BytesIO()
+    with styled():
+        FigureCanvasAgg(plot.figure).print_png(buffer)
+    return buffer.getvalue()
 
 
 def styled() -> AbstractContextManager[None]:
@@ -116,7 +126,7 @@ def plot(name: str, caption: str, figure: Figure, under: str) -> Plot:
     # Not savefig: it would draw the figure a second time for its layout
     FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
     text = "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
-    return Plot(name, caption, f"{text}\n")
+    return Plot(name, caption, f"{text}\n", figure)
 
 
 def look(index: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ OF_THE_RUN: frozenset[VerdictReason] = frozenset(
 )
 NOT_PLAIN_TEXTS = frozenset[VerdictReason](("greedy_texts_differ", "server_not_lossless"))
 ALONE = "one request at a time"  # the load of the harness's own loop
+FEW = 2  # engines that a sentence names
 # Below it a chance of a gain is as good as even
 UNSURE = 0.15
 SYNTHETIC_ONLY = "It holds at the synthetic acceptance only."
@@ -66,7 +67,7 @@ def _other_engine(summary: Summary, shown: grid.Marked) -> str:
         return f"{_capital(_place(summary, other.answer))}: {answer_sentence(other.answer)}"
     if other.answer.round is None:
         return ""
-    engines = "another engine" if other.every else other.engines
+    engines = "another engine" if other.every or len(other.servers) > FEW else other.engines
     draft, _ = other.answer.named
     same = draft == shown.answer.named[0]
     return f"On {engines} {'it' if same else draft} {cost_that_pays(other.answer.round)}."
@@ -168,7 +169,8 @@ def _odds(answer: Answer) -> str:
     start, likely, word = "Probably", chance, "faster"
     if chance < 0.5:
         start, likely, word = "Probably not", 1.0 - chance, "slower"
-    return f"{start}: {of_pair} is {100.0 * min(likely, 0.99):.0f} % likely {word}, by about {100.0 * abs(gain):.0f} %."
+    percent, size = 100.0 * min(likely, 0.99), 100.0 * abs(gain)
+    return f"{start}: {of_pair} is {percent:.0f} % likely {word}, by about {size:.0f} %."
 
 
 def _evidence(summary: Summary, shown: grid.Marked) -> str:
