@@ -422,7 +422,7 @@ def victim(k: int, *, load: bool) -> psutil.Process | None:
 
 
 def results(only: Sequence[str], silence_s: float) -> Iterator[Result]:
-    """Of each fault whose name holds one of the words."""
+    """The result of each fault whose name holds one of the words."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         target, draft = (gguf_of(EMBEDDED / name) for name in ("tiny", "tiny_good"))
@@ -434,62 +434,70 @@ def results(only: Sequence[str], silence_s: float) -> Iterator[Result]:
         def wanted(name: str) -> bool:
             return not only or any(word in name for word in only)
 
-        engine = LlamaCpp(
-            target,
-            draft,
-            folder,
-            256,
-            1,
-            slots=8,
-            more_flags=("--cache-type-k", "f32", "--cache-type-v", "f32"),
-        )
         elsewhere = Proxy("http://127.0.0.1:9")
         faults = [(k, fault) for k, fault in proxied(elsewhere.url) if wanted(fault.name)]
         if faults:
+            flags = ("--cache-type-k", "f32", "--cache-type-v", "f32")
+            engine = LlamaCpp(target, draft, folder, 256, 1, slots=8, more_flags=flags)
             served: dict[int, Any] = {k: stack.enter_context(engine.open(k)) for k in (0, K)}
             for number, (k, fault) in enumerate(faults):
-                root = folder / f"fault{number}"
-                root.mkdir()
                 proxies = {each: Proxy(served[each].url) for each in (0, K)}
-                proxies[k].fault = fault
-                urls = f"url=[{proxies[0].url},{proxies[K].url}]"
-                words = (*SETTINGS, *fault.words, urls, "score=false", "api_key_env=FAULTS_KEY")
-
-                def heal(proxy: Proxy = proxies[k]) -> None:
-                    proxy.fault = None
-
-                words = (*words, f"timeout_factor={QUICK}")
-                awaited = proxies[k].url if fault.name.startswith(SLOW) else None
-                result = examined(fault.name, root, words, heal, silence_s, awaited)
-                if proxies[k].met <= fault.first:
-                    result.wrong.append("the fault was not met")
-                if elsewhere.keys:
-                    result.wrong.append("the key was sent elsewhere")
-                for proxy in proxies.values():
-                    proxy.shutdown()
-                    proxy.server_close()
-                yield result
+                yield _of_fault(folder / f"fault{number}", k, fault, proxies, elsewhere, silence_s)
+        gguf = (f"model.gguf={target}", f"draft.gguf={draft}", "score=false")
         for number, (name, k, trials, more) in enumerate(kills()):
-            if not wanted(name):
-                continue
-            root = folder / f"killed{number}"
-            root.mkdir()
-            stop = threading.Event()
-            kill = threading.Thread(
-                target=killer, args=(root, k, trials), kwargs={"load": bool(more), "stop": stop}
-            )
-            kill.start()
-            gguf = (f"model.gguf={target}", f"draft.gguf={draft}", "score=false")
-            words = (*SETTINGS, *EXACT, *gguf, *more, f"timeout_factor={QUICK}")
+            if wanted(name):
+                root, words = folder / f"killed{number}", (*SETTINGS, *EXACT, *gguf, *more)
+                yield _of_kill(name, root, (k, trials), words, silence_s, load=bool(more))
 
-            def ended(stop: threading.Event = stop, kill: threading.Thread = kill) -> None:
-                stop.set()
-                kill.join()
 
-            result = examined(name, root, words, ended, silence_s)
-            if result.first.status == 0:
-                result.wrong.append("the fault was not met")
-            yield result
+def _of_fault(
+    root: Path, k: int, fault: Fault, proxies: dict[int, Proxy], elsewhere: Proxy, silence_s: float
+) -> Result:
+    """The result of a fault of the server at K = k, which the proxies stand in front of."""
+    root.mkdir()
+    proxies[k].fault = fault
+    urls = f"url=[{proxies[0].url},{proxies[K].url}]"
+    words = (*SETTINGS, *fault.words, urls, "score=false", "api_key_env=FAULTS_KEY")
+
+    def heal() -> None:
+        proxies[k].fault = None
+
+    words = (*words, f"timeout_factor={QUICK}")
+    awaited = proxies[k].url if fault.name.startswith(SLOW) else None
+    result = examined(fault.name, root, words, heal, silence_s, awaited)
+    if proxies[k].met <= fault.first:
+        result.wrong.append("the fault was not met")
+    if elsewhere.keys:
+        result.wrong.append("the key was sent elsewhere")
+    for proxy in proxies.values():
+        proxy.shutdown()
+        proxy.server_close()
+    return result
+
+
+def _of_kill(
+    name: str,
+    root: Path,
+    when: tuple[int, int],
+    words: Sequence[str],
+    silence_s: float,
+    *,
+    load: bool,
+) -> Result:
+    """The result of killing the server of a K after so many trials, as `when` says."""
+    root.mkdir()
+    stop = threading.Event()
+    kill = threading.Thread(target=killer, args=(root, *when), kwargs={"load": load, "stop": stop})
+    kill.start()
+
+    def ended() -> None:
+        stop.set()
+        kill.join()
+
+    result = examined(name, root, (*words, f"timeout_factor={QUICK}"), ended, silence_s)
+    if result.first.status == 0:
+        result.wrong.append("the fault was not met")
+    return result
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from harness.models import memory
 from harness.models.dummy import config_of
 from harness.models.load import load
 from harness.records import CardReadings, Round, Spread, UserError
-from harness.reporting.sentences import caveat_list
+from harness.reporting.sentences.run import caveats as sentences_of
 from harness.storage import RunFolder
 from harness.storage import load as load_run
 from harness.summary import Summary
@@ -95,7 +95,7 @@ def throttled_by(*readings: CardReadings) -> tuple[str | None, str]:
     if not found:
         return None, ""
     (entry,) = found
-    (sentence,) = caveat_list.caveats(Summary(analysed("sweep_small").run, caveats=(entry,)))
+    (sentence,) = sentences_of(Summary(analysed("sweep_small").run, caveats=(entry,)))
     return str(entry.values["reason"]), sentence
 
 
@@ -345,7 +345,7 @@ def test_a_model_spread_over_cards_says_what_it_is() -> None:
         manifest = run.manifest.updated(models={**models, "target": target})
         summary = analyse(replace(run, manifest=manifest))
         entries = tuple(c for c in summary.caveats if c.code == "spread_over_cards")
-        return [*caveat_list.caveats(replace(summary, caveats=entries, comparison=None))]
+        return [*sentences_of(replace(summary, caveats=entries, comparison=None))]
 
     assert said(None) == []
     (line,) = said(["cuda:0", "cuda:1"])

@@ -58,7 +58,7 @@ from harness.models.lean.model import LeanModel
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.load import LoadedModel
 from harness.records import RULES, RoundTiming, Rule, UserError
-from harness.reporting.sentences.caveat_list import caveats
+from harness.reporting.sentences.run import caveats
 from harness.storage import RunFolder, StoredRun, load_traces
 from harness.summary import Summary
 from harness.theory.cost import usd_per_million_tokens

@@ -10,7 +10,7 @@ from harness.analysis import analyse
 from harness.analysis.caveats.timing import predictions_off
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.records import Cell
-from harness.reporting.sentences.caveat_list import caveat
+from harness.reporting.sentences.run import caveat
 from harness.stats.jackknife import Variance, half_width, joined
 from harness.storage import StoredRun, load
 from harness.summary import Summary

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from harness.analysis.caveats import MOST, RECORDS
-from harness.reporting.sentences import caveat_list, verdict
+from harness.reporting.sentences import run, verdict
 from harness.summary import (
     Answer,
     Caveat,
@@ -115,7 +115,7 @@ CAVEATS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("code", CAVEATS)
 def test_a_caveat_is_a_sentence_of_its_values(code: Any) -> None:
-    (sentence,) = caveat_list.caveats(Summary(RUN, caveats=(Caveat(code, CAVEATS[code]),)))
+    (sentence,) = run.caveats(Summary(RUN, caveats=(Caveat(code, CAVEATS[code]),)))
     assert sentence[0].isupper() or sentence[0].isdigit()
     assert sentence.endswith((".", ")"))
     assert "None" not in sentence

@@ -9,7 +9,7 @@ from harness.engine_facts.engines import spec_of
 from harness.records import Decision
 from harness.reporting import serving_commands
 from harness.reporting.pages import brief_tables, page_of, tables_of, title_of
-from harness.reporting.sentences import caveat_list, explanation, plan, run, verdict
+from harness.reporting.sentences import explanation, plan, run, verdict
 from harness.reporting.tables import answers, leaderboard
 from harness.reporting.tables.specification import Table
 from harness.summary import Summary
@@ -78,8 +78,8 @@ def content_of(summary: Summary) -> Content:
         page=str(Path(summary.run.folder) / "report.html"),
         engine=None if summary.served else run.engine(summary.run),
         reasons=explanation.explanation(summary),
-        caveats=caveat_list.caveats(summary),
-        cautions=caveat_list.cautions(summary),
+        caveats=run.caveats(summary),
+        cautions=run.cautions(summary),
         failures=run.failures(summary),
         snippets=snippets,
         others="other loads" if summary.served else "other servers",

@@ -18,7 +18,6 @@ from harness.reporting.tables import (
     latency,
     leaderboard,
     plan,
-    running,
     served,
     sweep,
 )
@@ -143,9 +142,9 @@ PAGES: Mapping[str, Page] = {
         "A running server of {pair}: its acceptance, and which K pays",
         verdict.of_counters,
         verdict.after_counters,
-        main=(running.by_k_table,),
+        main=(breakeven.by_k_table,),
         more=(latency.rounds_table,),
-        brief=(running.by_k_table,),
+        brief=(breakeven.by_k_table,),
     ),
     "plan": Page(
         "Plan: which K meets a latency goal, and on how many cards",

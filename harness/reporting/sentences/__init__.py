@@ -1,9 +1,8 @@
 """The sentences of reports, a module for each subject; a Summary holds codes and numbers only.
 
-    run          banner, status, engine and failures of a run
+    run          banner, status, engine, failures and caveats of a run
     verdict      the decision and its reason, the next step, the outcome of a snapshot
     explanation  what prevents a gain, and what would change it; rules of thumb
-    caveats      caveats, cautions first
     served       a server run: load, reasons, prediction errors, losslessness, memory
     running      a running server's counters: tokens per round, and which K pays
     plan         a plan: the choice, the cards it needs, what one card serves

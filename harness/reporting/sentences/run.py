@@ -1,11 +1,13 @@
-"""The banner, status, engine and failures of a run."""
+"""The banner, status, engine, failures and caveats of a run."""
 
 from collections.abc import Iterable
 
+from harness.analysis.caveats import RECORDS
 from harness.command_words import as_typed
 from harness.engine_facts.draft_kinds import DRAFTS
 from harness.records import GREEDY_RESULTS, grouped
-from harness.summary import RunFacts, Summary, TextCheck
+from harness.reporting.sentences import as_sentence
+from harness.summary import Caveat, RunFacts, Summary, TextCheck
 
 DUMMY = "DUMMY WEIGHTS: LATENCIES ARE REAL, ACCEPTANCES ARE NOT."
 SYNTHETIC = (
@@ -98,3 +100,28 @@ def greedy_counts(checks: Iterable[TextCheck]) -> str:
     """The numbers of greedy texts that are equal, tie within rounding, differ, are not judged."""
     results = ["OPEN" if check.result == "UNJUDGED" else check.result for check in checks]
     return ", ".join(f"{results.count(key)} {words}" for key, words in GREEDY_RESULTS.items())
+
+
+def caveats(summary: Summary) -> tuple[str, ...]:
+    """Every caveat as a sentence, `cautions` first; without the warning of `banner`."""
+    notes = (caveat(each) for each in _every(summary) if not _is_caution(each))
+    return (*cautions(summary), *notes)
+
+
+def cautions(summary: Summary) -> tuple[str, ...]:
+    """The caveats without which the numbers would be misread."""
+    return tuple(caveat(each) for each in _every(summary) if _is_caution(each))
+
+
+def caveat(entry: Caveat) -> str:
+    """One caveat as a sentence."""
+    return as_sentence(RECORDS[entry.code].say(entry.values))
+
+
+def _every(summary: Summary) -> tuple[Caveat, ...]:
+    compared = summary.comparison.caveats if summary.comparison else ()
+    return (*compared, *summary.caveats)
+
+
+def _is_caution(entry: Caveat) -> bool:
+    return RECORDS[entry.code].severity == "caution"

@@ -1,4 +1,4 @@
-"""Tables from two latencies: ideal speedup, break-even alpha, and speedup by alpha.
+"""Tables from two latencies, or a running server's counters: what each K gains, and needs.
 
 The linear rule of thumb takes an acceptance_rate. With an alpha in its place, as it is often used,
 it gives too high a speedup at every K above 1.
@@ -40,6 +40,16 @@ def _measured_columns(summary: Summary) -> tuple[Column[ResultRow], ...]:
     )
 
 
+BY_K: tuple[Column[ResultRow], ...] = (
+    Column("K", lambda row: row.k, fmt.count, key=True),
+    Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
+    Column("acceptance\n_rate", lambda row: row.acceptance_rate, fmt.percent),
+    Column("alpha", lambda row: row.alpha, fmt.alpha),
+    Column("ms/tok", lambda row: row.ms_per_token, fmt.milliseconds),
+    Column("speedup", lambda row: row.speedup, fmt.speedup),
+    Column("break-even\nalpha", lambda row: row.breakeven_alpha, fmt.alpha),
+)
+
 MET = {True: "yes", False: "no", None: None}
 THUMBS: tuple[Column[RuleOfThumb], ...] = (
     Column("rule of thumb", lambda row: rule_of_thumb(row).rule, key=True, flexible=True),
@@ -55,6 +65,10 @@ MEASURED_NOTE = (
     " rule (1 + K a) / (K c + v). Compare alpha, not acceptance_rate, with the break-even alpha."
 )
 SERVER_NOTE = "measured speedup: by the server's own times, which the verdict is of."
+BY_K_NOTE = (
+    "A K pays while its round costs less than its tokens per round in plain tokens. Round times are"
+    " taken to be those of one request at a time."
+)
 THUMB_NOTE = (
     "Rules that people use (harness/reporting/metrics.md names them); the verdict does not use"
     " them."
@@ -83,6 +97,14 @@ def measured_table(summary: Summary) -> Table:
     computed = "predicted speedup" if server else "speedup"
     notes = (SERVER_NOTE if server else "", MEASURED_NOTE.format(computed=computed))
     return table(title, columns, summary.from_acceptance, notes=notes)
+
+
+def by_k_table(summary: Summary) -> Table:
+    """Tokens per round at every K up to the server's, and the speedup where times are known."""
+    best = {answer.k for answer in summary.answers if answer.speculates}
+    rows = summary.from_acceptance if summary.running else ()
+    title = "By K, from what was counted"
+    return table(title, BY_K, rows, best=lambda row: row.k in best, notes=(BY_K_NOTE,))
 
 
 def rules_table(summary: Summary) -> Table:
