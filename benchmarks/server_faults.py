@@ -394,7 +394,8 @@ def killer(root: Path, k: int, trials: int, *, load: bool, stop: threading.Event
     """Kill the server of a K once so many trials are stored, or the one with room for a load."""
     found: psutil.Process | None = None
     while not stop.wait(0.002):
-        found = found or victim(k, load=load)
+        if found is None or not runs(found):  # servers are ended and started within a run
+            found = victim(k, load=load)
         # Under load once a visit of it is stored
         files, least = (
             [*root.glob(f"*/{'loads' if load else 'trials'}.jsonl")],
@@ -405,6 +406,13 @@ def killer(root: Path, k: int, trials: int, *, load: bool, stop: threading.Event
         with suppress(psutil.Error):
             found.kill()
         return
+
+
+def runs(process: psutil.Process) -> bool:
+    """True where it runs and is no zombie."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def victim(k: int, *, load: bool) -> psutil.Process | None:
@@ -443,10 +451,10 @@ def results(only: Sequence[str], silence_s: float) -> Iterator[Result]:
             for number, (k, fault) in enumerate(faults):
                 proxies = {each: Proxy(served[each].url) for each in (0, K)}
                 yield _of_fault(folder / f"fault{number}", k, fault, proxies, elsewhere, silence_s)
-        gguf = (f"model.gguf={target}", f"draft.gguf={draft}", "score=false")
+        models = ("model=tiny", "draft=tiny_good", "score=false")
         for number, (name, k, trials, more) in enumerate(kills()):
             if wanted(name):
-                root, words = folder / f"killed{number}", (*SETTINGS, *EXACT, *gguf, *more)
+                root, words = folder / f"killed{number}", (*SETTINGS, *EXACT, *models, *more)
                 yield _of_kill(name, root, (k, trials), words, silence_s, load=bool(more))
 
 
