@@ -256,10 +256,10 @@ def _undecided(why: str, entry: Answer, values: Quoted) -> str:
 
 
 def _interval_spans_one(entry: Answer, values: Quoted) -> str:
-    needed = f"{{prompts}} prompts do not decide it, about {_prompts_needed(values)} would"
-    if values["prompts_needed"] is None:
-        needed = "{prompts} prompts do not decide it, nor say how many would"
-    return _undecided(needed, entry, values)
+    would = "nor say how many would"
+    if values["prompts_needed"] is not None:
+        would = f"about {_prompts_needed(values)} would"
+    return _undecided(f"{{prompts}} prompts do not decide it, {would}", entry, values)
 
 
 def _prompts_needed(values: Quoted) -> str:
