@@ -92,16 +92,17 @@ def test_the_corpus_is_the_one_the_weights_were_trained_on():
 
 
 @pytest.mark.parametrize("kind", ["easy", "hard"])
-def test_shipped_prompts_are_unique_and_instances_of_the_corpus_templates(kind):
+def test_shipped_prompts_are_unique_and_half_are_instances_of_the_corpus_templates(kind):
+    """The embedded models have seen the templates; the other prompts are worded as people ask."""
     lines = (PROMPT_SETS_DIR / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     assert len(rows) >= 24
     assert len({row["id"] for row in rows}) == len(rows)
     assert len({row["prompt"] for row in rows}) == len(rows)
-    for row in rows:
-        task = find_task(row["prompt"], kind)
-        assert task is not None
-        assert task.category == row["category"]
+    tasks = [(row["category"], find_task(row["prompt"], kind)) for row in rows]
+    found = [(category, task.category) for category, task in tasks if task is not None]
+    assert all(category == of_task for category, of_task in found)
+    assert 2 * len(found) == len(rows)
     assert not any(task.accepts("Write a haiku about rain.") for task in TASKS[kind])
     expected = {task.category for task in TASKS[kind]}
     assert set(Counter(row["category"] for row in rows)) == expected
