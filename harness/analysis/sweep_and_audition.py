@@ -138,7 +138,7 @@ def _generated(drafts: ScoredDrafts, trials: Sequence[Trial]) -> list[ResultRow]
     setup = drafts.setup
     latencies = {at: each[setup.draft] for at, each in drafts.latencies.items() if each}
     times = {temperature: latency.rounds for temperature, latency in latencies.items()}
-    rows = measured_rows(trials, model=setup.model, draft=setup.draft, times=times)
+    rows = measured_rows(trials, model=setup.model, draft=setup.draft, times=times, steady=True)
     rates = setup.run.manifest.synthetic_rates
     if not rates or setup.adaptive:  # a round of adaptive drafting has no fixed length
         return rows

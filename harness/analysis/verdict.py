@@ -42,6 +42,7 @@ from harness.analysis.cells import (
     new_tokens,
     per_prompt,
     ratio,
+    steadied,
 )
 from harness.records import Trial, grouped
 from harness.stats.jackknife import (
@@ -260,7 +261,7 @@ def evidence_from_trials(
     that failed most of a single set, unless every K did.
     """
     considered = [trial for trial in latest(trials) if trial.temperature == temperature]
-    kept = _kept(considered)
+    kept = _kept(considered, times)
     # A server may not tell how its rounds ended
     uncounted = {t.k for t in completed(considered) if t.accepted is None or t.rejected is None}
     names = sorted(name for name in kept[0] if all(name in cell for cell in kept.values()))
@@ -276,13 +277,13 @@ def evidence_from_trials(
     return Evidence(temperature, tuple(names), timed.pop(Candidate(draft, 0)), timed)
 
 
-def _kept(trials: Sequence[Trial]) -> dict[int, dict[PromptId, Array]]:
+def _kept(trials: Sequence[Trial], times: RoundTimes | None) -> dict[int, dict[PromptId, Array]]:
     """By K that is not left out, the sums of `COUNTS` of each prompt that is complete there."""
     repetitions = len({trial.repetition for trial in trials})
     turns = Counter(name for name, _ in {((t.prompt_set, t.conversation), t.turn) for t in trials})
     kept: dict[int, dict[PromptId, Array]] = {0: {}}
     for k, of_k in sorted(grouped(trials, lambda trial: trial.k).items()):
-        sums = per_prompt(completed(of_k), COUNTS)
+        sums = per_prompt(steadied(of_k, times), COUNTS)
         cell = {name: row for name, row in sums.items() if row[-1] == repetitions * turns[name]}
         if 2 * len(cell) >= len(kept[0]):
             kept[k] = cell
