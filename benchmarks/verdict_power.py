@@ -118,7 +118,9 @@ def main() -> int:
         page.add_column(column, justify="left" if column in columns[:2] else "right")
     problems, chunks = 0, stored(args.file)
     for world, truth in cases:
-        counts = sum(chunks[world, truth, design.prompts], Counter[str]())
+        counts = Counter[str]()
+        for part in chunks[world, truth, design.prompts]:
+            counts.update(part)  # a sum of Counters drops what is below 0
         page.add_row(*row((world, truth), counts), end_section=truth == args.truths[-1])
         problems += len(missed((world, truth), counts))
     Console(width=180).print(page)

@@ -24,6 +24,9 @@ Count = Callable[[Trial], float]
 PromptId = tuple[str, str]
 # Of the prompt sets in the workload; None for equal ones
 Weights = Mapping[str, float] | None
+# Share of a K's generations at either end that is winsorised: a quarter, as of the pairs of a
+# verdict, leaves too few of a cell's to tell their error by
+WINSORISED = 0.125
 # Texts that tell their rounds stand for a cell if they have this share of its tokens
 TELLING = 0.9
 
@@ -108,7 +111,7 @@ def steadied(trials: Sequence[Trial], times: RoundTimes | None) -> list[Trial]:
         [(t.rounds or 0) * empty + (t.drafted or 0) * drafted if k else new_tokens(t) for t in done]
     )
     took = np.array([decode_s(trial) for trial in done])
-    steady = costs * np.exp(spread_winsorised(np.log(took / costs)))
+    steady = costs * np.exp(spread_winsorised(np.log(took / costs), WINSORISED))
     return [replace(t, decode_s=float(s)) for t, s in zip(done, steady, strict=True)]
 
 

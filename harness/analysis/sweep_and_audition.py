@@ -153,7 +153,9 @@ def _evidence_at(drafts: ScoredDrafts, trials: Sequence[Trial], temperature: flo
     k = looks.k_at(temperature) if looks else None
     shares = look_shares(max(1, looks.made_at(temperature))) if looks else ()
     if looks is None or k is None:
-        every = evidence_from_trials(trials, draft=draft, temperature=temperature, times=times)
+        every = evidence_from_trials(
+            trials, draft=draft, temperature=temperature, times=times, steady=True
+        )
         return replace(every, looks=shares)
     pairs, candidate = pairs_of(trials, temperature, k), Candidate(draft, k)
     predicted = drafts.predicted(setup.rule, temperature)

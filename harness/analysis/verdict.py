@@ -251,17 +251,23 @@ COUNTS: tuple[Count, ...] = (decode_s, new_tokens, accepted, judged, lambda _: 1
 
 
 def evidence_from_trials(
-    trials: Sequence[Trial], *, draft: str, temperature: float, times: RoundTimes | None
+    trials: Sequence[Trial],
+    *,
+    draft: str,
+    temperature: float,
+    times: RoundTimes | None,
+    steady: bool = False,
 ) -> Evidence:
     """The evidence of one pair at one temperature, on the prompts complete in every cell.
 
     A prompt is complete in a cell when every repetition seen at this temperature, of every turn
     where it is a conversation, finished there. A K that completed fewer than half of the baseline's
     prompts (out of memory, say) is left out, rather than every prompt that it failed; so is one
-    that failed most of a single set, unless every K did.
+    that failed most of a single set, unless every K did. With `steady` seconds are winsorised;
+    those of a server are low quantiles already.
     """
     considered = [trial for trial in latest(trials) if trial.temperature == temperature]
-    kept = _kept(considered, times)
+    kept = _kept(considered, times if steady else None)
     # A server may not tell how its rounds ended
     uncounted = {t.k for t in completed(considered) if t.accepted is None or t.rejected is None}
     names = sorted(name for name in kept[0] if all(name in cell for cell in kept.values()))

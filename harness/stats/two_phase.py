@@ -370,16 +370,16 @@ class _Price:
         return blocks if chance < DRIFTS else prompts
 
 
-def spread_winsorised(values: Array) -> Array:
+def spread_winsorised(values: Array, share: float = WINSORISED) -> Array:
     """Values in order of time, winsorised next to their neighbours.
 
-    Their mean errs as the winsorised mean does.
+    Their mean errs as the winsorised mean does; `share` is that at either end.
 
     Source: Dixon and Tukey, 1968: the winsorised values' standard error times (n - 1) / (h - 1),
     h of n values being left as they are.
     """
     number = len(values)
-    width, cut = min(NEIGHBOURS, number), int(WINSORISED * number)
+    width, cut = min(NEIGHBOURS, number), int(share * number)
     medians = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
     around = medians[np.clip(np.arange(number) - width // 2, 0, number - width)]
     distances = values - around
