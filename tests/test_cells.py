@@ -201,4 +201,6 @@ def test_a_disturbed_generation_moves_a_measured_speedup_little_and_its_interval
     after = sum((1.0 + 0.01 * (i % 2)) * (1.0 if i != 5 else 9.0) for i in range(16))
     assert raw.speedup == pytest.approx(sum(2.0 + 0.01 * (i % 3) for i in range(16)) / after)
     assert steady.ms_per_token == raw.ms_per_token, "seconds are shown as they were measured"
+    assert steady.speedup_lo is not None
+    assert steady.speedup_hi is not None
     assert steady.speedup_lo < 2.0 < steady.speedup_hi < 2.1

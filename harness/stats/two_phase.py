@@ -391,7 +391,9 @@ def spread_winsorised(values: Array, share: float = WINSORISED) -> Array:
 
 def _without_groups(values: Array, group: Index, weights: Array) -> tuple[Array, Array]:
     """The mean without each group of values, and the groups' sizes, by weight."""
-    sums, sizes = np.bincount(group, weights * values), np.bincount(group, weights)
+    sums, sizes = (
+        np.bincount(group, each).astype(np.float64) for each in (weights * values, weights)
+    )
     return (sums.sum() - sums) / (sizes.sum() - sizes), sizes
 
 
