@@ -236,19 +236,19 @@ def test_disturbed_visits_are_made_again_so_many_at_most(
     assert len({line.visit for line in stored.lines}) == made
 
 
-def test_visits_that_other_work_disturbed_price_nothing_where_enough_others_do() -> None:
-    def lines(visits: range, round_s: float, share: float) -> list[RoundTiming]:
-        return [
-            RoundTiming(visit, "t", "d", k, 0.0, 10, 1, 1, 1, seconds, other_share=share)
-            for visit in visits
-            for k, seconds in ((0, 1.0), (4, round_s))
-        ]
-
-    calm, busy = lines(range(6), 2.0, 0.02), lines(range(6, 20), 3.0, 0.4)
-    for timings, ratio in ((calm + busy, 2.0), (calm[:-4] + busy, 3.0)):
-        visits = visits_of(timings, "d", 0.0)
+def test_rounds_of_all_temperatures_that_sample_are_averaged() -> None:
+    """Disturbed visits count like others: the mean over visits leaves both ends out."""
+    lines = [
+        RoundTiming(visit, "t", "d", k, at, 10, 1, 1, 1, seconds, other_share=0.4 * (visit < 3))
+        for visit in range(12)
+        for at, round_s in ((0.0, 9.0), (0.7, 2.0), (1.0, 3.0 if visit >= 3 else 30.0))
+        for k, seconds in ((0, 1.0), (4, round_s))
+    ]
+    for temperature, ratio in ((0.0, 9.0), (0.7, 2.5), (1.0, 2.5), (0.5, 2.5)):
+        visits = visits_of(lines, "d", temperature)
         assert visits is not None
         assert visits.mean_ratios == pytest.approx([ratio])
+        assert len(visits.plain_s) == 12
 
 
 def test_more_visits_are_needed_until_every_ratio_is_known_precisely() -> None:

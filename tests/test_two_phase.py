@@ -312,11 +312,19 @@ def test_a_run_may_stop_where_nothing_would_change():
 
 
 def test_intervals_hold_the_truth_and_ties_seldom_win():
-    ties = simulated("plain", "near ties", 16, 30, [1])
-    gain = simulated("heavy tails", "1.20x", 16, 10, [1])
+    ties = simulated("plain", "near ties", ALL, 30, [1])
+    gain = simulated("heavy tails", "1.20x", ALL, 10, [1])
     assert ties["reports with speculate"] <= 2
     assert gain["workload speculate"] >= 0.9 * gain["workload verdicts"]
     for kind in ("workload", "set"):
         covered, number = (ties[f"{kind} {name}"] for name in ("covered", "intervals"))
         assert covered >= 0.9 * number
     assert gain["looks"] < LOOKS * gain["reports"]
+
+
+def test_texts_count_in_the_price_by_what_their_tokens_cost():
+    """As in the ratio of sums, where rounds that accept more take longer."""
+    cost = np.tile([10.0, 30.0], 16)
+    pairs = Pairs(cost * np.tile([1.2, 1.0], 16), cost, np.full(32, 20.0), np.full(32, 20.0))
+    kept = pairs.log_prices
+    assert pairs.log_price == pytest.approx((kept[::2].mean() + 3 * kept[1::2].mean()) / 4)
