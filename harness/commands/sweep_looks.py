@@ -25,7 +25,7 @@ from time import monotonic
 import numpy as np
 
 from harness.analysis.looks import choice, decided
-from harness.analysis.round_costs import PRECISE, timed_precisely
+from harness.analysis.round_costs import PRECISE
 from harness.commands.completions import check_texts, completions, score_pair
 from harness.commands.pair import Pair, SideBySide
 from harness.commands.requests import requests_of, run_requests
@@ -106,11 +106,7 @@ def measure_in_looks(
             ended = "decided" if all(each.looks for each in looks.chosen) else None
         looks = replace(looks, made=number, measured_s=watch.spent_s, ended=ended)
         folder.note(looks=looks)
-    while (
-        visits.complete < visits.most
-        and watch.left_s > 0
-        and not timed_precisely(folder.rounds.read(), pair.draft_name)
-    ):
+    while not visits.settled and watch.left_s > 0:
         visits.reach(visits.complete + 1)
 
 

@@ -177,13 +177,15 @@ def visits_of_pair(
     config: PairConfig,
     temperatures: Sequence[float],
     *,
-    repeated: bool = False,
+    in_looks: bool = False,
 ) -> RoundVisits:
     """The visits of a run of one pair, at every K of its list.
 
     Where drafting stops early a round proposes any number of tokens up to K. So it is timed at some
-    numbers, with the draft steps read back and a threshold that none is below. Those that other
-    work disturbed are made again where `repeated`.
+    numbers, with the draft steps read back and a threshold that none is below.
+
+    In looks visits end when their ratios are known precisely, and those that other work disturbed
+    are made again.
     """
     ks = pair_ks(config.speculative_ks, pair.most, adaptive=config.decode.stop != "none")
 
@@ -200,7 +202,8 @@ def visits_of_pair(
         folder,
         visits=most,
         counted=progress,
-        repeated=round(REPEATED * most) if repeated and shared else 0,
+        enough=lambda timings: in_looks and timed_precisely(timings, pair.draft_name),
+        repeated=round(REPEATED * most) if in_looks and shared else 0,
     )
 
 

@@ -302,6 +302,11 @@ class RoundVisits:
                 self._disturbed += disturbed
 
     @property
+    def settled(self) -> bool:
+        """Whether no more visits are made: all are, or what was timed needs no more."""
+        return self.complete >= self.most or self._settled
+
+    @property
     def _settled(self) -> bool:
         return (self.complete >= LEAST_VISITS and self._enough(self._lines)) or (
             self.complete >= VISITS_THAT_LOSE and self._loses(self._lines)
