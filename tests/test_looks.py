@@ -353,7 +353,7 @@ def test_rounds_whose_ratios_are_known_precisely_are_visited_no_more(
 ) -> None:
     monkeypatch.setattr(timing, "timed_precisely", lambda *_: precise)
     monkeypatch.setattr(timing, "visits_for", lambda _: LEAST_VISITS + 2)
-    monkeypatch.setattr(timing, "REPEATED", 0.0)
+    monkeypatch.setattr(sweep_looks, "REQUESTS_PER_VISIT", 1)
     run = ran("sweep", tmp_path, *SMALL)
     assert len({line.visit for line in run.rounds}) == LEAST_VISITS + (0 if precise else 2)
 

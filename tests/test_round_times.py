@@ -83,17 +83,9 @@ class Stored:
         timed: TimedLoop,
         number: int = 6,
         enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
-        repeated: int = 0,
     ) -> RoundVisits:
         folder: Any = self
-        return RoundVisits(
-            timed,
-            folder,
-            visits=number,
-            enough=enough,
-            counted=self.counted,
-            repeated=repeated,
-        )
+        return RoundVisits(timed, folder, visits=number, enough=enough, counted=self.counted)
 
     @contextmanager
     def counted(self, doing: str, number: int) -> Iterator[Callable[[], None]]:
@@ -218,22 +210,15 @@ class Busy:
         return MachineLoad(1.0 if Busy.left >= 0 else 0.01, 2)
 
 
-@pytest.mark.parametrize(("disturbed", "repeated", "made"), [(2, 3, 8), (9, 3, 9), (2, 0, 6)])
-def test_disturbed_visits_are_made_again_so_many_at_most(
-    disturbed: int, repeated: int, made: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_visit_says_what_other_work_took_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.measurement.round_times.OtherLoad", Busy)
-    monkeypatch.setattr(Busy, "left", disturbed)
+    monkeypatch.setattr(Busy, "left", 2)
     stored = Stored()
-    stored.visits(loop(), repeated=repeated).reach(6)
+    stored.visits(loop()).reach(6)
     visits = grouped(stored.lines, lambda line: line.visit)
-    assert len(visits) == made
     of_each = [{line.other_share for line in lines} for lines in visits.values()]
-    assert of_each == [{0.5}] * min(disturbed, made) + [{0.005}] * (made - disturbed)
-    again = stored.visits(loop(), repeated=repeated)
-    assert again.complete == 6, "a resumed run agrees"
-    again.reach(4)
-    assert len({line.visit for line in stored.lines}) == made
+    assert of_each == [{0.5}] * 2 + [{0.005}] * 4
+    assert stored.visits(loop()).complete == 6, "a resumed run agrees"
 
 
 def test_rounds_of_all_temperatures_that_sample_are_averaged() -> None:

@@ -197,10 +197,15 @@ def test_what_other_candidates_cost_is_known_from_visits_alone():
 # Looks
 
 
-def test_bounds_of_looks_are_the_published_ones():
-    """Two-sided 5 %, four looks, O'Brien and Fleming's spending (Reboussin and others, 2000)."""
-    errors = [nominal_error(0.025, look_shares(look)) for look in range(1, LOOKS + 1)]
-    assert stats.norm.isf(errors) == pytest.approx([4.3326, 2.9631, 2.3590, 2.0141], abs=2e-4)
+def test_by_every_look_the_square_of_its_share_of_the_error_is_spent():
+    """By the distribution of all statistics so far, which has its own integral in scipy."""
+    shares = np.arange(1, LOOKS + 1) / LOOKS
+    bounds = stats.norm.isf([nominal_error(0.025, look_shares(n + 1)) for n in range(LOOKS)])
+    covariance = np.sqrt(np.minimum.outer(shares, shares) / np.maximum.outer(shares, shares))
+    for look in range(1, LOOKS + 1):
+        inside = stats.multivariate_normal(cov=covariance[:look, :look], seed=0)
+        spent = 1.0 - inside.cdf(bounds[:look])
+        assert spent == pytest.approx(0.025 * shares[look - 1] ** 2, abs=2e-5)
 
 
 def test_a_run_without_looks_spends_all_of_its_error():

@@ -36,7 +36,6 @@ from harness.commands.run_time import RunTime, Stopwatch, say_left
 from harness.commands.tasks import in_random_order, prompts_at
 from harness.commands.timing import timed_steps, visits_of_draft
 from harness.config import AuditionConfig, ModelConf, check_ks
-from harness.measurement import step_times
 from harness.measurement.target_texts import GeneratedText
 from harness.models.load import NotEligible
 from harness.models.probe import check_length
@@ -329,7 +328,6 @@ class _Draft:
         steps = timed_steps(
             *(self.folder, self.pair, self.config),
             paired_with=name,
-            repetitions=math.ceil(step_times.REPETITIONS / 2),
             doing=f"timing {name}",
         )
         self.folder.write_timings([*self.folder.timings(), *steps])

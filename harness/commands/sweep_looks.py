@@ -106,8 +106,6 @@ def measure_in_looks(
             ended = "decided" if all(each.looks for each in looks.chosen) else None
         looks = replace(looks, made=number, measured_s=watch.spent_s, ended=ended)
         folder.note(looks=looks)
-    while not visits.settled and watch.left_s > 0:
-        visits.reach(visits.complete + 1)
 
 
 def plain_token_s(folder: RunFolder) -> float | None:
