@@ -46,7 +46,7 @@ from harness.storage import RunFolder, load
 from harness.storage.manifest import ChosenK, Ended, Looks
 
 # Measured generations between two visits that time rounds, so that both are from the same minutes
-REQUESTS_PER_VISIT = 20
+REQUESTS_PER_VISIT = 40
 # With a budget all cells together take this share of it, if that is more than CELL_S of each
 CELLS_SHARE = 0.25
 
