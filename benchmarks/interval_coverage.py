@@ -3,9 +3,10 @@
     python benchmarks/interval_coverage.py --reports 2000
 
 Whole reports are simulated (tests/simulated_reports.py): two temperatures of two prompt sets, four
-drafts at eight K, under heavy tails, 1 % outliers, drift, uneven lengths, prompts that differ three
-times as much, and round times that scatter. Where nothing is to be gained no verdict of a report
-may say `speculate`; where the best K gains 10 %, how often is that found? Counts are appended to a
+drafts at eight K. Every K is measured, under heavy tails, 1 % outliers, drift, uneven lengths and
+prompts that differ three times as much; or one K is; or all are predicted, by replay and round
+times or by what requests of a server cost. Where nothing is to be gained no verdict of a report may
+say `speculate`; where the best K gains 10 %, how often is that found? Counts are appended to a
 file, chunk by chunk, and the same command goes on where it stopped. Exits 1 where a requirement is
 missed.
 """

@@ -1,13 +1,15 @@
 """How far are predictions from measurements? Cell by cell, for every K and temperature.
 
-    python benchmarks/prediction.py             # the embedded pair, then one with random weights
-    python benchmarks/prediction.py --runs 5 --pair embedded    # or random; a minute each
-    python benchmarks/prediction.py model=qwen3_4b draft=qwen3_0_6b k=[1,2,4] temperature=[0,1]
+    python benchmarks/prediction.py --folder runs   # the embedded pair, then a random one
+    python benchmarks/prediction.py --folder runs_cpu --pair embedded clock=cpu
+    python benchmarks/prediction.py --folder others model=qwen3_4b draft=qwen3_0_6b
 
-Each run is a sweep of the product with its defaults and a seed of its own, and every number comes
-from the folder that it stored. The random pair is made from config classes: 8 layers, of which the
-draft has the first two, and the others change little, so that its tokens are accepted often. Two
-errors are distinguished, both as predicted / measured - 1:
+Each run is a sweep of the product with 16 texts in every cell and a seed of its own, and every
+number comes from what it stored. Runs that the folder has are not measured again, so that another
+version of the analysis, in another checkout, says its errors of the same runs. The random pair is
+made from config classes: 8 layers, of which the draft has the first two, and the others change
+little, so that its tokens are accepted often. Two errors are distinguished, both as predicted /
+measured - 1:
 
 - time: measured tokens per round x R(0) / R(K), against the measured speedup. Acceptance is what
   happened, so the error is that of the round times, which were taken on other texts.
@@ -17,8 +19,8 @@ errors are distinguished, both as predicted / measured - 1:
   acceptance is drawn at all. There z says how far the predicted tokens per round are from the
   observed ones, in standard errors.
 
-After the runs of a pair the errors of each temperature and K are averaged over them: what remains
-is not noise of a run, but a direction.
+After the runs of a pair come the errors of all cells of 16 texts or more, and the mean of each
+temperature and K: what remains there is not noise of a run, but a direction.
 
 The last column marks a cell whose alpha is above break-even although its measured speedup lies
 below 1 with its whole interval: such a cell would mislead whoever goes by alpha.
@@ -28,8 +30,6 @@ import argparse
 import json
 import math
 import shutil
-import statistics
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -56,7 +56,9 @@ from harness.records import Cell, UserError
 from harness.stats import jackknife
 from harness.storage import StoredRun, load
 
-GRID = ["temperature=[0,1]", "k=[1,2,4,8]", "threads=1"]
+TEXTS = 16
+GRID = ["temperature=[0,1]", "k=[1,2,4,8]", "threads=1", "until=all", "repetitions=1"]
+GRID.append(f"prompts.limit={TEXTS}")
 PAIRS = ("embedded", "random")
 # The random pair: a token of the target takes a few milliseconds, and logits are as far apart as
 # those of trained models, so that texts differ and sampling is no coin toss
@@ -68,20 +70,20 @@ CELL = ["prompt_set", "temperature", "k"]
 
 @dataclass(frozen=True)
 class Errors:
-    """Of many cells: median of the absolute ones, mean with sign, 90th percentile."""
+    """Of many cells: median of the absolute ones, mean with sign, 95th percentile."""
 
     median: float
     mean_signed: float
-    p90: float
+    p95: float
 
     @classmethod
     def of(cls, errors: Sequence[float]) -> "Errors":
         """From predicted / measured - 1 of each cell."""
         size = np.abs(errors)
-        return cls(float(np.median(size)), float(np.mean(errors)), float(np.percentile(size, 90)))
+        return cls(float(np.median(size)), float(np.mean(errors)), float(np.percentile(size, 95)))
 
     def __str__(self) -> str:
-        return f"median {self.median:.1%}, mean {self.mean_signed:+.1%}, p90 {self.p90:.1%}"
+        return f"median {self.median:.1%}, mean {self.mean_signed:+.1%}, p95 {self.p95:.1%}"
 
 
 def cells(run: StoredRun) -> pd.DataFrame:
@@ -111,6 +113,7 @@ def cells(run: StoredRun) -> pd.DataFrame:
         table.append(
             {
                 **dict(zip(CELL, (prompt_set, temperature, k), strict=True)),
+                "texts": row.prompts,
                 "measured": row.speedup,
                 "lo": row.speedup_lo,
                 "hi": row.speedup_hi,
@@ -135,7 +138,18 @@ def gap_of_synthetic(run: StoredRun, cell: Cell, expected: float) -> float | Non
 
 def shown(name: str, number: int, table: pd.DataFrame, console: Console) -> None:
     """Print a run's cells."""
-    columns = ("set", "T", "K", "measured", "interval", "time", "whole", "z", "alpha misleads")
+    columns = (
+        "set",
+        "T",
+        "K",
+        "texts",
+        "measured",
+        "interval",
+        "time",
+        "whole",
+        "z",
+        "alpha misleads",
+    )
     page = Table(title=f"{name}, run {number}")
     for column in columns:
         page.add_column(column, justify="left" if column == "set" else "right")
@@ -144,6 +158,7 @@ def shown(name: str, number: int, table: pd.DataFrame, console: Console) -> None
             str(row.prompt_set),
             f"{row.temperature:g}",
             str(row.k),
+            f"{row.texts:.0f}",
             f"{row.measured:.2f}x",
             f"{row.lo:.2f} to {row.hi:.2f}" if pd.notna(row.lo) else "",
             f"{row.time:+.1%}",
@@ -156,7 +171,7 @@ def shown(name: str, number: int, table: pd.DataFrame, console: Console) -> None
 
 def summaries(table: pd.DataFrame) -> dict[str, Errors]:
     """The errors that a run is judged by."""
-    errors = {"time": Errors.of(table.time.tolist())}
+    errors = {"time": Errors.of(table.time.tolist()), "whole": Errors.of(table.whole.tolist())}
     for temperature, rows in table.groupby("temperature"):
         errors[f"whole, T={temperature:g}"] = Errors.of(rows.whole.tolist())
     return errors
@@ -165,52 +180,50 @@ def summaries(table: pd.DataFrame) -> dict[str, Errors]:
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0],
-        epilog="further words are keys of harness.sweep",
+        epilog="further words are keys of harness.sweep, of these pairs or of another",
     )
-    parser.add_argument("--runs", type=int, default=3, help="consecutive sweeps of each pair")
+    parser.add_argument("--folder", type=Path, required=True, help="of the runs")
+    parser.add_argument("--runs", type=int, default=5, help="sweeps of each pair")
     parser.add_argument("--pair", choices=PAIRS, help="only this one")
-    parser.add_argument("keys", nargs="*", help="another pair, by the keys of harness.sweep")
+    parser.add_argument("keys", nargs="*", help="keys of harness.sweep")
     asked = parser.parse_args()
     console = Console(width=100)
-    with tempfile.TemporaryDirectory() as root:
-        names = [asked.pair] if asked.pair else PAIRS
-        pairs = {name: [*GRID, *pair_keys(name, Path(root))] for name in names}
-        if asked.keys:
-            pairs = {" ".join(asked.keys): asked.keys}
-        for name, keys in pairs.items():
-            runs: list[dict[str, Errors]] = []
-            tables: list[pd.DataFrame] = []
-            misleading = 0
-            worst_z = 0.0
-            for number in range(1, asked.runs + 1):
-                table = cells(swept([f"seed={number}", *keys, f"results_root={root}"]))
-                shown(name, number, table, console)
-                runs.append(summaries(table))
-                tables.append(table)
-                misleading += int(table.misleads.sum())
-                z = table.z.dropna().abs()  # 0 where replay is exact
-                worst_z = max(worst_z, float(z.max()) if len(z) else 0.0)
-                for what, errors in runs[-1].items():
-                    console.print(f"  {what}: {errors}")
-            console.print(f"{name}, median of {len(runs)} runs:")
-            for what in runs[0]:
-                middle = Errors(
-                    *(
-                        statistics.median(getattr(run[what], field) for run in runs)
-                        for field in ("median", "mean_signed", "p90")
-                    )
-                )
-                console.print(f"  {what}: {middle}")
-            for (temperature, k), rows in pd.concat(tables).groupby(["temperature", "k"]):
-                mean = rows.whole.mean()
-                console.print(f"  T={temperature:g}, K={k}: {mean:+.1%} in the mean of all runs")
-            console.print(f"  largest |z| of predicted tokens per round: {worst_z:.1f}")
-            console.print(f"  cells where alpha misleads: {misleading}")
+    names = [asked.pair] if asked.pair else PAIRS
+    if any(word.startswith("model=") for word in asked.keys):
+        names = ["other"]
+    for name in names:
+        folder = asked.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        keys = [*GRID, *pair_keys(name, folder / "models"), *asked.keys]
+        tables: list[pd.DataFrame] = []
+        for number, run in enumerate(swept(folder / "runs", keys, asked.runs), 1):
+            tables.append(cells(run))
+            shown(name, number, tables[-1], console)
+            console.print(f"  other processes kept {others(run):.2f} processors busy")
+            for what, errors in summaries(tables[-1]).items():
+                console.print(f"  {what}: {errors}")
+        table = pd.concat(tables)
+        many = table[table.texts >= TEXTS]
+        console.print(f"{name}, {len(many)} cells of {TEXTS} texts or more:")
+        for what, errors in summaries(many).items():
+            console.print(f"  {what}: {errors}")
+        for (temperature, k), rows in table.groupby(["temperature", "k"]):
+            mean = rows.whole.mean()
+            console.print(f"  T={temperature:g}, K={k}: {mean:+.1%} in the mean of all runs")
+        worst = table.z.dropna().abs().max()  # 0 where replay is exact
+        console.print(f"  largest |z| of predicted tokens per round: {worst:.1f}")
+        console.print(f"  cells where alpha misleads: {table.misleads.sum()}")
+
+
+def others(run: StoredRun) -> float:
+    """Processors that others kept busy while the run measured, on average."""
+    load = run.manifest.other_load
+    return math.nan if load is None else load.load
 
 
 def pair_keys(name: str, folder: Path) -> list[str]:
     """The keys of a pair; the random one, a target and its first layers, is written first."""
-    if name == "embedded":
+    if name != "random":
         return []
     torch.manual_seed(0)
     settings = {
@@ -243,13 +256,18 @@ def pair_keys(name: str, folder: Path) -> list[str]:
     return keys
 
 
-def swept(keys: Sequence[str]) -> StoredRun:
-    """A sweep, without what it prints."""
-    with redirect_stdout(StringIO()):
-        outcome = sweep.run(compose("sweep", keys))
-    if outcome.folder is None or outcome.error is not None:
-        raise UserError(f"the sweep ended without results: {outcome.reason}")
-    return load(Path(outcome.folder))
+def swept(folder: Path, keys: Sequence[str], number: int) -> list[StoredRun]:
+    """So many sweeps, those that the folder has among them, without what they print."""
+
+    def made() -> list[Path]:
+        return sorted(path.parent for path in folder.glob("*/summary.json"))
+
+    while (seed := len(made()) + 1) <= number:
+        with redirect_stdout(StringIO()):
+            outcome = sweep.run(compose("sweep", [*keys, f"seed={seed}", f"results_root={folder}"]))
+        if outcome.folder is None or outcome.error is not None:
+            raise UserError(f"the sweep ended without results: {outcome.reason}")
+    return [load(path) for path in made()[:number]]
 
 
 if __name__ == "__main__":

@@ -394,7 +394,7 @@ def killer(root: Path, k: int, trials: int, *, load: bool, stop: threading.Event
     """Kill the server of a K once so many trials are stored, or the one with room for a load."""
     found: psutil.Process | None = None
     while not stop.wait(0.002):
-        if found is None or not found.is_running() or found.status() == psutil.STATUS_ZOMBIE:
+        if found is None or not runs(found):  # servers are ended and started within a run
             found = victim(k, load=load)
         # Under load once a visit of it is stored
         files, least = (
@@ -406,6 +406,13 @@ def killer(root: Path, k: int, trials: int, *, load: bool, stop: threading.Event
         with suppress(psutil.Error):
             found.kill()
         return
+
+
+def runs(process: psutil.Process) -> bool:
+    """True where it runs and is no zombie."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def victim(k: int, *, load: bool) -> psutil.Process | None:

@@ -35,7 +35,7 @@ LONGEST_NGRAM = 2
 MOST_K = 1024
 # The temperature at which the likeliest token is taken
 GREEDY = 0.0
-# Share of all processors that other work may take before it is reported and measured again
+# Share of all processors that other work may take before it is reported
 BUSY = 0.1
 RULES: tuple[Rule, ...] = get_args(Rule)
 
@@ -396,11 +396,6 @@ class RoundTiming:
     # Share of all processor time during the visit that other processes, or the hypervisor, took;
     # None where it was not read
     other_share: float | None = None
-
-    @property
-    def disturbed(self) -> bool:
-        """True where other work took so much of the machine that the timing may be wrong."""
-        return (self.other_share or 0.0) > BUSY
 
 
 # Where a run has one prompt set, each half of it is a group of requests: "chat, half 1"

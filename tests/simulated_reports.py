@@ -16,8 +16,8 @@ from scipy.signal import lfilter
 from scipy.stats import trim_mean
 
 from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, Timed, decide, in_turn
-from harness.stats.jackknife import share_interval
-from harness.stats.workload import TRIMMED
+from harness.stats.jackknife import independent_errors, share_interval
+from harness.stats.workload import TRIMMED, SharedError
 
 DRAFTS, KS = 4, 8
 SETS = ("easy", "hard")
@@ -44,6 +44,8 @@ class World:
         drift: of the steps of an AR(1) machine pace, correlated by .99 between generations.
         speculative_drift: of a pace of speculation alone, correlated by .9.
         visits: seconds are predicted from round times that scatter by this between visits.
+        requests: from what requests of a server cost, known by parts that scatter by this.
+        one: one K is measured, which replay chose; the others follow from it by their rounds.
     """
 
     timing: float = 0.06
@@ -54,6 +56,8 @@ class World:
     drift: float = 0.0
     speculative_drift: float = 0.0
     visits: float = 0.0
+    requests: float = 0.0
+    one: bool = False
 
 
 WORLDS = {
@@ -63,8 +67,12 @@ WORLDS = {
     "AR(1) drift": World(drift=0.03),
     "uneven lengths": World(lengths=1.2),
     "prompt spread x3": World(spread=0.45),
-    "predicted": World(timing=0.0, visits=0.05),
+    "replay only": World(timing=0.0, visits=0.05),
+    "one K": World(one=True),
+    "server, replayed": World(timing=0.0, requests=0.06),
 }
+# Parts of a server's requests, by leaving out which its costs' error is known
+PARTS = 8
 
 
 def texts(rng: np.random.Generator, world: World, size: int, truth):
@@ -79,12 +87,31 @@ def evidence(rng: np.random.Generator, world: World, size: int, truth, temperatu
     """`size` prompts, in turn of either set."""
     tokens, seconds = texts(rng, world, size, truth)
     times = np.concatenate([tokens[None], seconds])
+    if world.one:
+        return one_measured(rng, world, tokens, times, temperature)
     times = times * timing(rng, world, times.shape)
     costs: dict[Candidate, np.ndarray] = {}
+    shared: tuple[SharedError, ...] = ()
     if world.visits:
         relative, costs = visits(rng, world.visits, len(truth) // KS)
         times[1:] *= relative[:, None]
-    return evidence_of(tokens, times, costs, temperature)
+    if world.requests:
+        # A start and a slope over K, which all candidates share
+        slope = np.resize(np.linspace(-1.0, 1.0, KS), len(truth))
+        parts = world.requests * rng.normal(size=(2, PARTS))
+        of_parts = parts[0] + slope[:, None] * parts[1]
+        times[1:] *= np.exp(of_parts.mean(axis=1))[:, None]
+        without = (of_parts.sum(axis=1, keepdims=True) - of_parts) / (PARTS - 1)
+        shared = (SharedError(independent_errors(without), PARTS - 1.0),)
+    return replace(evidence_of(tokens, times, costs, temperature), shared=shared)
+
+
+def one_measured(rng: np.random.Generator, world: World, tokens, times, temperature: float):
+    """The K that replay chooses is measured on every prompt, next to plain decoding."""
+    best = 1 + int(times[1:].sum(axis=1).argmin())
+    plain, drafted = timing(rng, world, (2, len(tokens)))
+    times = np.concatenate([times[:1] * plain, times[1:] * drafted])
+    return replace(evidence_of(tokens, times, {}, temperature), named=CANDIDATES[best - 1])
 
 
 def evidence_of(tokens, times, costs, temperature=1.0):

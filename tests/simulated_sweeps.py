@@ -2,8 +2,7 @@
 
 For benchmarks/verdict_power.py and the tests of two-phase verdicts. A report has two temperatures
 of two prompt sets. N prompts are decoded plainly and replayed, and the best K is measured on a part
-of them next to plain decoding, in looks; the other K are run on a few prompts, which no verdict
-uses. Costs are in decodings, as of a grid that decodes P prompts plainly and at every K.
+of them next to plain decoding, in looks.
 """
 
 import math
@@ -54,8 +53,6 @@ WORLDS = {
 TRUTHS = {"near ties": NULL[:KS], "1.10x": GAIN[:KS], "1.20x": GAIN[:KS] * 1.2 / 1.1}
 # By how much the round times of the visits are too low, where they are biased; their scatter
 BIAS, SCATTER = 0.03, 0.02
-# The share of the prompts on which the best K is measured; prompts of every other K
-MEASURED, OF_OTHERS = 0.4, 4
 # One-sided error of all verdicts of a temperature
 ERROR = ONE_SIDED / len(TEMPERATURES)
 
@@ -66,16 +63,6 @@ class Design:
 
     prompts: int
     measured: int
-
-    @classmethod
-    def at_the_cost_of(cls, prompts: int, text: float = 1.0) -> "Design":
-        """What costs as many decodings as a grid of so many prompts.
-
-        `text` is what one costs that is only replayed: generated in a batch and scored.
-        """
-        decodings = prompts * (1 + KS) - (KS - 1) * OF_OTHERS
-        number = int(decodings / (text + 2 * MEASURED))
-        return cls(number, int(decodings - number * text) // 2)
 
 
 def two_phases(
@@ -157,26 +144,18 @@ def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter:
     return counts
 
 
-def simulated(
-    world: str,
-    truth: str,
-    prompts: int,
-    number: int,
-    seed: Sequence[int],
-    text: float = 1.0,
-) -> Counter:
+def simulated(world: str, truth: str, design: Design, number: int, seed: Sequence[int]) -> Counter:
     """So many reports, counted.
 
     Args:
         world, truth: of WORLDS and TRUTHS.
-        prompts: of a grid of the same cost.
+        design: of each temperature.
         number: of reports.
         seed: of all of them.
     """
     rng = np.random.default_rng(seed)
     counts: Any = Counter()  # of numbers that are not whole, too
     true = TRUTHS[truth]
-    design = Design.at_the_cost_of(prompts, text)
     for _ in range(number):
         replays = [two_phases(rng, world, design, true, at) for at in TEMPERATURES]
         verdicts, look = in_looks(replays)

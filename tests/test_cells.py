@@ -182,3 +182,25 @@ def test_acceptance_by_position_of_a_workload_counts_sets_by_their_weights():
     assert acceptance_by_position(both)[0] == pytest.approx(equal)
     assert acceptance_by_position(both, {"easy": 1.0, "hard": 0.0})[0] == pytest.approx(4 / 5)
     assert acceptance_by_position([hard], {"easy": 1.0, "hard": 0.0}) == ()
+
+
+def test_a_disturbed_generation_moves_a_measured_speedup_little_and_its_interval_holds_it():
+    """With the price of rounds; without one the speedup is the ratio of sums."""
+    trials = [
+        trial
+        for i in range(16)
+        for trial in (
+            plain(f"{i:02}", 2.0 + 0.01 * (i % 3)),
+            drafted(f"{i:02}", (1.0 + 0.01 * (i % 2)) * (1.0 if i != 5 else 9.0)),
+        )
+    ]
+    priced = {"model": "big", "draft": "small", "times": {0.0: TIMES, 1.0: TIMES}}
+    steady = measured_rows(trials, **priced, steady=True)[1]
+    raw = measured_rows(trials, **priced)[1]
+    assert steady.speedup == pytest.approx(2.0, rel=0.01)
+    after = sum((1.0 + 0.01 * (i % 2)) * (1.0 if i != 5 else 9.0) for i in range(16))
+    assert raw.speedup == pytest.approx(sum(2.0 + 0.01 * (i % 3) for i in range(16)) / after)
+    assert steady.ms_per_token == raw.ms_per_token, "seconds are shown as they were measured"
+    assert steady.speedup_lo is not None
+    assert steady.speedup_hi is not None
+    assert steady.speedup_lo < 2.0 < steady.speedup_hi < 2.1

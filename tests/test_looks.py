@@ -18,7 +18,7 @@ from runs import outcome_of, ran, stored
 from harness import reporting
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands import opening, requests, run_time, sweep, sweep_looks
+from harness.commands import opening, requests, run_time, sweep, sweep_looks, timing
 from harness.commands.sweep_looks import imprecise_cells
 from harness.commands.tasks import (
     PROMPTS_OF_EVERY_K,
@@ -31,6 +31,7 @@ from harness.commands.tasks import (
 )
 from harness.config import SweepConfig
 from harness.measurement import generations, target_texts
+from harness.measurement.round_times import LEAST_VISITS
 from harness.records import Cell, Prompt, Trial, UserError, grouped
 from harness.stats.two_phase import LOOKS, most_measured
 from harness.storage import StoredRun, load
@@ -343,6 +344,18 @@ def test_the_budget_counts_what_passes_before_anything_is_measured(
     looks = load(folder).manifest.looks
     assert looks is not None
     assert looks.measured_s > 1000.0
+
+
+@pytest.mark.usefixtures("choosing")
+@pytest.mark.parametrize("precise", [True, False])
+def test_rounds_whose_ratios_are_known_precisely_are_visited_no_more(
+    precise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "timed_precisely", lambda *_: precise)
+    monkeypatch.setattr(timing, "visits_for", lambda _: LEAST_VISITS + 2)
+    monkeypatch.setattr(sweep_looks, "REQUESTS_PER_VISIT", 1)
+    run = ran("sweep", tmp_path, *SMALL)
+    assert len({line.visit for line in run.rounds}) == LEAST_VISITS + (0 if precise else 2)
 
 
 def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(

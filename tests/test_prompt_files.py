@@ -334,16 +334,6 @@ def test_files_of_one_stem_are_kept_apart_by_their_folders_and_only_those(tmp_pa
         load(PromptsConf(sets=[], files=[str(files[2]), f"{tmp_path}/./own.txt"]))
 
 
-def test_no_shipped_prompt_is_a_near_copy() -> None:
-    """The first 32 of each set vary templates, and stay: stored runs are of them."""
-    prompts = load(PromptsConf(["easy", "hard"]))
-    words = {prompt.id: {*re.findall(r"\w+", prompt.turns[0].lower())} for prompt in prompts}
-    for name in (name for name in words if int(name.rpartition("-")[2]) > 32):
-        for other in words.keys() - {name}:
-            common, either = words[name] & words[other], words[name] | words[other]
-            assert len(common) < 0.4 * len(either), f"{name} is nearly {other}"
-
-
 def test_a_small_limit_takes_the_prompts_that_it_took_of_sets_of_32() -> None:
     for name in ("easy", "hard"):
         kept = load(PromptsConf([name]))

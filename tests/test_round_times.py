@@ -83,17 +83,9 @@ class Stored:
         timed: TimedLoop,
         number: int = 6,
         enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
-        repeated: int = 0,
     ) -> RoundVisits:
         folder: Any = self
-        return RoundVisits(
-            timed,
-            folder,
-            visits=number,
-            enough=enough,
-            counted=self.counted,
-            repeated=repeated,
-        )
+        return RoundVisits(timed, folder, visits=number, enough=enough, counted=self.counted)
 
     @contextmanager
     def counted(self, doing: str, number: int) -> Iterator[Callable[[], None]]:
@@ -218,37 +210,30 @@ class Busy:
         return MachineLoad(1.0 if Busy.left >= 0 else 0.01, 2)
 
 
-@pytest.mark.parametrize(("disturbed", "repeated", "made"), [(2, 3, 8), (9, 3, 9), (2, 0, 6)])
-def test_disturbed_visits_are_made_again_so_many_at_most(
-    disturbed: int, repeated: int, made: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_visit_says_what_other_work_took_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.measurement.round_times.OtherLoad", Busy)
-    monkeypatch.setattr(Busy, "left", disturbed)
+    monkeypatch.setattr(Busy, "left", 2)
     stored = Stored()
-    stored.visits(loop(), repeated=repeated).reach(6)
+    stored.visits(loop()).reach(6)
     visits = grouped(stored.lines, lambda line: line.visit)
-    assert len(visits) == made
     of_each = [{line.other_share for line in lines} for lines in visits.values()]
-    assert of_each == [{0.5}] * min(disturbed, made) + [{0.005}] * (made - disturbed)
-    again = stored.visits(loop(), repeated=repeated)
-    assert again.complete == 6, "a resumed run agrees"
-    again.reach(4)
-    assert len({line.visit for line in stored.lines}) == made
+    assert of_each == [{0.5}] * 2 + [{0.005}] * 4
+    assert stored.visits(loop()).complete == 6, "a resumed run agrees"
 
 
-def test_visits_that_other_work_disturbed_price_nothing_where_enough_others_do() -> None:
-    def lines(visits: range, round_s: float, share: float) -> list[RoundTiming]:
-        return [
-            RoundTiming(visit, "t", "d", k, 0.0, 10, 1, 1, 1, seconds, other_share=share)
-            for visit in visits
-            for k, seconds in ((0, 1.0), (4, round_s))
-        ]
-
-    calm, busy = lines(range(6), 2.0, 0.02), lines(range(6, 20), 3.0, 0.4)
-    for timings, ratio in ((calm + busy, 2.0), (calm[:-4] + busy, 3.0)):
-        visits = visits_of(timings, "d", 0.0)
+def test_rounds_of_all_temperatures_that_sample_are_averaged() -> None:
+    """Disturbed visits count like others: the mean over visits leaves both ends out."""
+    lines = [
+        RoundTiming(visit, "t", "d", k, at, 10, 1, 1, 1, seconds, other_share=0.4 * (visit < 3))
+        for visit in range(12)
+        for at, round_s in ((0.0, 9.0), (0.7, 2.0), (1.0, 3.0 if visit >= 3 else 30.0))
+        for k, seconds in ((0, 1.0), (4, round_s))
+    ]
+    for temperature, ratio in ((0.0, 9.0), (0.7, 2.5), (1.0, 2.5), (0.5, 2.5)):
+        visits = visits_of(lines, "d", temperature)
         assert visits is not None
         assert visits.mean_ratios == pytest.approx([ratio])
+        assert len(visits.plain_s) == 12
 
 
 def test_more_visits_are_needed_until_every_ratio_is_known_precisely() -> None:

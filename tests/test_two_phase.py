@@ -197,10 +197,15 @@ def test_what_other_candidates_cost_is_known_from_visits_alone():
 # Looks
 
 
-def test_bounds_of_looks_are_the_published_ones():
-    """Two-sided 5 %, four looks, O'Brien and Fleming's spending (Reboussin and others, 2000)."""
-    errors = [nominal_error(0.025, look_shares(look)) for look in range(1, LOOKS + 1)]
-    assert stats.norm.isf(errors) == pytest.approx([4.3326, 2.9631, 2.3590, 2.0141], abs=2e-4)
+def test_by_every_look_the_square_of_its_share_of_the_error_is_spent():
+    """By the distribution of all statistics so far, which has its own integral in scipy."""
+    shares = np.arange(1, LOOKS + 1) / LOOKS
+    bounds = stats.norm.isf([nominal_error(0.025, look_shares(n + 1)) for n in range(LOOKS)])
+    covariance = np.sqrt(np.minimum.outer(shares, shares) / np.maximum.outer(shares, shares))
+    for look in range(1, LOOKS + 1):
+        inside = stats.multivariate_normal(cov=covariance[:look, :look], seed=0)
+        spent = 1.0 - inside.cdf(bounds[:look])
+        assert spent == pytest.approx(0.025 * shares[look - 1] ** 2, abs=2e-5)
 
 
 def test_a_run_without_looks_spends_all_of_its_error():
@@ -312,11 +317,19 @@ def test_a_run_may_stop_where_nothing_would_change():
 
 
 def test_intervals_hold_the_truth_and_ties_seldom_win():
-    ties = simulated("plain", "near ties", 16, 30, [1])
-    gain = simulated("heavy tails", "1.20x", 16, 10, [1])
+    ties = simulated("plain", "near ties", ALL, 30, [1])
+    gain = simulated("heavy tails", "1.20x", ALL, 10, [1])
     assert ties["reports with speculate"] <= 2
     assert gain["workload speculate"] >= 0.9 * gain["workload verdicts"]
     for kind in ("workload", "set"):
         covered, number = (ties[f"{kind} {name}"] for name in ("covered", "intervals"))
         assert covered >= 0.9 * number
     assert gain["looks"] < LOOKS * gain["reports"]
+
+
+def test_texts_count_in_the_price_by_what_their_tokens_cost():
+    """As in the ratio of sums, where rounds that accept more take longer."""
+    cost = np.tile([10.0, 30.0], 16)
+    pairs = Pairs(cost * np.tile([1.2, 1.0], 16), cost, np.full(32, 20.0), np.full(32, 20.0))
+    kept = pairs.log_prices
+    assert pairs.log_price == pytest.approx((kept[::2].mean() + 3 * kept[1::2].mean()) / 4)

@@ -149,11 +149,16 @@ def test_so_many_prompts_as_are_needed_decide_it():
 
 
 @pytest.mark.parametrize(
-    ("size", "measured", "spread", "noise", "reason"),
-    [(16, 16, 0.22, 0.01, "interval_spans_one"), (128, 64, 0.02, 0.35, "timing_noise")],
+    ("size", "measured", "speedup", "spread", "noise", "reason"),
+    [
+        (16, 16, 1.13, 0.2, 0.01, "interval_spans_one"),
+        (128, 64, 1.08, 0.02, 0.35, "timing_noise"),
+    ],
 )
-def test_of_two_phases_both_numbers_of_prompts_are_named(size, measured, spread, noise, reason):
-    evidence, number = undecided(size, 1.13, spread, 0.0), np.arange(measured)
+def test_of_two_phases_both_numbers_of_prompts_are_named(
+    size, measured, speedup, spread, noise, reason
+):
+    evidence, number = undecided(size, speedup, spread, 0.0), np.arange(measured)
     normal = np.random.default_rng(5).permutation(ndtri((number + 0.5) / measured))
     ones = np.ones(measured)
     pairs = Pairs(np.exp(noise * normal), ones, ones, ones)

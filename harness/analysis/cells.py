@@ -3,7 +3,8 @@
 Every rate here is a ratio of sums over generations, never a mean of ratios: a long text counts for
 more than a short one, as it does for the machine. A cell's speedup is taken over the generations
 (prompt, repetition) that finished both in it and in its baseline, the k = 0 cell of the same prompt
-set and temperature, so that a prompt that failed on one side shifts neither.
+set and temperature, so that a prompt that failed on one side shifts neither. Seconds of the
+running loop are winsorised for it (`steadied`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from harness.records import Cell, ResultRow, TextKey, TextTrace, Trial, grouped
 from harness.stats.jackknife import Array, share_interval, speedup_interval, token_weights
+from harness.stats.two_phase import spread_winsorised
 from harness.summary import AcceptanceByPosition, Visits
 from harness.theory.acceptance import conditional
 from harness.theory.replay import Replayed, replay
@@ -22,6 +24,9 @@ Count = Callable[[Trial], float]
 PromptId = tuple[str, str]
 # Of the prompt sets in the workload; None for equal ones
 Weights = Mapping[str, float] | None
+# Share of a K's generations at either end that is winsorised: a quarter, as of the pairs of a
+# verdict, leaves too few of a cell's to tell their error by
+WINSORISED = 0.125
 # Texts that tell their rounds stand for a cell if they have this share of its tokens
 TELLING = 0.9
 
@@ -89,6 +94,27 @@ def timed(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.decode_s is not None or trial.status == "failed"]
 
 
+def steadied(trials: Sequence[Trial], times: RoundTimes | None) -> list[Trial]:
+    """The completed trials of one K, in order of time, with the seconds winsorised.
+
+    What is winsorised is what a generation took next to its rounds' price, of plain decoding next
+    to its tokens. They are as they are where that is not known.
+    """
+    done = completed(trials)
+    k = done[0].k if done else 0
+    if times is None or not times.covers(k):
+        return done
+    if any(not t.decode_s or (k and (t.rounds is None or t.drafted is None)) for t in done):
+        return done
+    empty, drafted = times.relative(0), (times.relative(k) - times.relative(0)) / max(1, k)
+    costs = np.array(
+        [(t.rounds or 0) * empty + (t.drafted or 0) * drafted if k else new_tokens(t) for t in done]
+    )
+    took = np.array([decode_s(trial) for trial in done])
+    steady = costs * np.exp(spread_winsorised(np.log(took / costs), WINSORISED))
+    return [replace(t, decode_s=float(s)) for t, s in zip(done, steady, strict=True)]
+
+
 def per_prompt(trials: Sequence[Trial], counts: Sequence[Count]) -> dict[PromptId, Array]:
     """For each (prompt set, prompt), in order, its counts summed over repetitions and turns.
 
@@ -154,22 +180,32 @@ def acceptance_by_position(trials: Sequence[Trial], weights: Weights = None) -> 
 
 
 def measured_rows(
-    trials: Sequence[Trial], *, model: str, draft: str, times: Mapping[float, RoundTimes]
+    trials: Sequence[Trial],
+    *,
+    model: str,
+    draft: str,
+    times: Mapping[float, RoundTimes],
+    steady: bool = False,
 ) -> list[ResultRow]:
     """One row per prompt set, temperature and K, in that order, from one pair's generations.
 
     Baseline rows carry the draft's name too, so that a pair's rows stay together. `times` are by
-    temperature; where there are none a row has no break-even alpha.
+    temperature; where there are none a row has no break-even alpha. With `steady` speedups are of
+    winsorised seconds: those of a server's requests are low quantiles already.
     """
     cells = grouped(latest(trials), lambda trial: trial.cell_key)
     return [
-        replace(_measured_row(cell, cells, times.get(cell.temperature)), model=model, draft=draft)
+        replace(
+            _measured_row(cell, cells, times.get(cell.temperature), steady),
+            model=model,
+            draft=draft,
+        )
         for cell in sorted(cells)
     ]
 
 
 def _measured_row(
-    cell: Cell, cells: Mapping[Cell, Sequence[Trial]], times: RoundTimes | None
+    cell: Cell, cells: Mapping[Cell, Sequence[Trial]], times: RoundTimes | None, steady: bool
 ) -> ResultRow:
     trials = cells[cell]
     done = completed(trials)
@@ -190,8 +226,12 @@ def _measured_row(
     row = _with_measured_times(row, done)
     if cell.k == 0:
         return replace(row, speedup=1.0, request_speedup=1.0)
-    baseline = completed(cells.get(replace(cell, k=0), []))
-    return _with_speedup(_with_acceptance(row, done), done, baseline)
+    row = _with_acceptance(row, done)
+    done, baseline = (
+        steadied(each, times if steady else None)
+        for each in (done, cells.get(replace(cell, k=0), []))
+    )
+    return _with_speedup(row, done, baseline)
 
 
 def few_visits(timed: int, asked: int | None) -> Visits | None:

@@ -24,6 +24,7 @@ from harness.analysis.cells import (
     paired_sums,
     priced,
     ratio,
+    steadied,
     with_counts,
     with_times,
 )
@@ -167,7 +168,7 @@ def gap_of(
 
     `plain` are the trials of its baseline.
     """
-    measured = paired_sums(trials, plain)
+    measured = paired_sums(steadied(trials, latency.rounds), steadied(plain, latency.rounds))
     replays = replays.rows([name in measured for name in replays.names])
     if not replays.names or not latency.rounds.covers(cell.k):
         return None

@@ -3,8 +3,8 @@
 Rounds. A visit timed, within moments of one another, plain decoding and rounds of several K in the
 running loop (`RoundTiming`). The machine drifts between visits, so each gives ratios R(K) / R(0) of
 its own; the ratio that prices a draft is their interquartile mean (a visit in which something else
-ran counts little), R(0) is the median over visits, and R(K) is their product. Visits during which
-other work took a good part of the machine are left out where enough others are. An interval leaves
+ran counts little), R(0) is the median over visits, and R(K) is their product. Sampling takes the
+same work at any temperature above 0, so timings of all of these are averaged. An interval leaves
 out one visit at a time: all K of a draft together, since a visit that was disturbed was so for all.
 
 Steps. One record per timed forward: a `StepTiming` holds its raw samples. Their medians
@@ -40,8 +40,6 @@ from harness.theory.speedup import RoundTimes, StepTimes
 VERIFY = ("target", "verify")
 # Of a look-up in a text of some thousand tokens, where step times were typed in
 LOOKUP_S = 1e-5
-# So many visits that nothing disturbed are enough without those that something did
-LEAST_UNDISTURBED = 6
 # The standard error of the logarithm of a measured ratio to plain decoding that is small enough
 PRECISE = 0.015
 # A ceiling of the speedup that is as low as this is below 1 whatever the machine does meanwhile
@@ -375,14 +373,14 @@ def step_times(timings: Sequence[StepTiming]) -> StepTimes:
 
 
 def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) -> TimedVisits | None:
-    """The visits of a draft at the nearest temperature; None without a whole visit."""
-    timings = near(where(timings, draft=draft, batch=1), temperature)
-    if not timings:
+    """The visits of a draft, at all temperatures of this one's work; None without a whole visit."""
+    timings = where(timings, draft=draft, batch=1)
+    nearest = near(timings, temperature)
+    if not nearest:
         return None
+    timed_at = nearest[0].temperature
+    timings = [t for t in timings if (t.temperature > GREEDY) == (timed_at > GREEDY)]
     visits = grouped(timings, lambda t: t.visit)
-    undisturbed = {visit: made for visit, made in visits.items() if not made[0].disturbed}
-    if len(undisturbed) >= LEAST_UNDISTURBED:
-        visits = undisturbed
     by_visit = {
         visit: {
             k: float(np.mean([seconds_per_round(t) for t in of_k]))
@@ -397,7 +395,7 @@ def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) ->
     if not complete or not ks:
         return None
     table = np.array([[seconds[k] for k in (0, *ks)] for seconds in complete])
-    return TimedVisits(timings[0].temperature, table[:, 0], ks, table[:, 1:] / table[:, :1])
+    return TimedVisits(timed_at, table[:, 0], ks, table[:, 1:] / table[:, :1])
 
 
 def near(timings: Sequence[RoundTiming], temperature: float) -> list[RoundTiming]:

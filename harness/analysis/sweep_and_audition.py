@@ -137,7 +137,7 @@ def _generated(drafts: ScoredDrafts, trials: Sequence[Trial]) -> list[ResultRow]
     setup = drafts.setup
     latencies = {at: each[setup.draft] for at, each in drafts.latencies.items() if each}
     times = {temperature: latency.rounds for temperature, latency in latencies.items()}
-    rows = measured_rows(trials, model=setup.model, draft=setup.draft, times=times)
+    rows = measured_rows(trials, model=setup.model, draft=setup.draft, times=times, steady=True)
     rates = setup.run.manifest.synthetic_rates
     if not rates or setup.adaptive:  # a round of adaptive drafting has no fixed length
         return rows
@@ -152,7 +152,9 @@ def _evidence_at(drafts: ScoredDrafts, trials: Sequence[Trial], temperature: flo
     k = looks.k_at(temperature) if looks else None
     shares = look_shares(max(1, looks.made_at(temperature))) if looks else ()
     if looks is None or k is None:
-        every = evidence_from_trials(trials, draft=draft, temperature=temperature, times=times)
+        every = evidence_from_trials(
+            trials, draft=draft, temperature=temperature, times=times, steady=True
+        )
         return replace(every, looks=shares)
     pairs, candidate = pairs_of(trials, temperature, k), Candidate(draft, k)
     predicted = drafts.predicted(setup.rule, temperature)

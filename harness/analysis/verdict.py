@@ -42,6 +42,7 @@ from harness.analysis.cells import (
     new_tokens,
     per_prompt,
     ratio,
+    steadied,
 )
 from harness.records import Trial, grouped
 from harness.stats.jackknife import (
@@ -259,17 +260,23 @@ COUNTS: tuple[Count, ...] = (decode_s, new_tokens, accepted, judged, lambda _: 1
 
 
 def evidence_from_trials(
-    trials: Sequence[Trial], *, draft: str, temperature: float, times: RoundTimes | None
+    trials: Sequence[Trial],
+    *,
+    draft: str,
+    temperature: float,
+    times: RoundTimes | None,
+    steady: bool = False,
 ) -> Evidence:
     """The evidence of one pair at one temperature, on the prompts complete in every cell.
 
     A prompt is complete in a cell when every repetition seen at this temperature, of every turn
     where it is a conversation, finished there. A K that completed fewer than half of the baseline's
     prompts (out of memory, say) is left out, rather than every prompt that it failed; so is one
-    that failed most of a single set, unless every K did.
+    that failed most of a single set, unless every K did. With `steady` seconds are winsorised;
+    those of a server are low quantiles already.
     """
     considered = [trial for trial in latest(trials) if trial.temperature == temperature]
-    kept = _kept(considered)
+    kept = _kept(considered, times if steady else None)
     # A server may not tell how its rounds ended
     uncounted = {t.k for t in completed(considered) if t.accepted is None or t.rejected is None}
     names = sorted(name for name in kept[0] if all(name in cell for cell in kept.values()))
@@ -285,13 +292,13 @@ def evidence_from_trials(
     return Evidence(temperature, tuple(names), timed.pop(Candidate(draft, 0)), timed)
 
 
-def _kept(trials: Sequence[Trial]) -> dict[int, dict[PromptId, Array]]:
+def _kept(trials: Sequence[Trial], times: RoundTimes | None) -> dict[int, dict[PromptId, Array]]:
     """By K that is not left out, the sums of `COUNTS` of each prompt that is complete there."""
     repetitions = len({trial.repetition for trial in trials})
     turns = Counter(name for name, _ in {((t.prompt_set, t.conversation), t.turn) for t in trials})
     kept: dict[int, dict[PromptId, Array]] = {0: {}}
     for k, of_k in sorted(grouped(trials, lambda trial: trial.k).items()):
-        sums = per_prompt(completed(of_k), COUNTS)
+        sums = per_prompt(steadied(of_k, times), COUNTS)
         cell = {name: row for name, row in sums.items() if row[-1] == repetitions * turns[name]}
         if 2 * len(cell) >= len(kept[0]):
             kept[k] = cell

@@ -36,7 +36,6 @@ from harness.commands.run_time import RunTime, Stopwatch, say_left
 from harness.commands.tasks import in_random_order, prompts_at
 from harness.commands.timing import timed_steps, visits_of_draft
 from harness.config import AuditionConfig, ModelConf, check_ks
-from harness.measurement import step_times
 from harness.measurement.target_texts import GeneratedText
 from harness.models.load import NotEligible
 from harness.models.probe import check_length
@@ -154,20 +153,13 @@ def each_draft(
             continue
         scored = {trace.key for trace in folder.traces() if trace.draft == conf.name}
         waiting = [text for text in texts if text.request.key not in scored]
-        try:
-            result = measure(conf, waiting)
-        except NotEligible as reason:
-            not_eligible.append(IneligibleDraft(conf.name, str(reason)))
+        result = _tried(measure, conf, waiting, debug=debug)
+        if isinstance(result, IneligibleDraft):
+            not_eligible.append(result)
             continue
-        except Exception as error:  # a draft's own code and files may raise anything
-            if debug:
-                traceback.print_exception(error)
-            failures.append(Failure(f"draft {conf.name}", _reason(error), conf.name))
+        if isinstance(result, Failure):
+            failures.append(result)
             continue
-        finally:  # one draft in memory at a time
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
         if result is not None:
             scoring_s = (scoring_s or 0.0) + result.scoring_s
             _store(folder, conf.name, result)
@@ -180,9 +172,36 @@ def each_draft(
         finished += 1
     note()
     if not finished:
-        reasons = [f"{entry.draft}: {entry.reason}" for entry in not_eligible]
-        reasons += [f"{entry.where}: {entry.error}" for entry in failures]
-        raise UserError("drafts: none could be auditioned; " + "; ".join(reasons))
+        raise UserError(_why_none(not_eligible, failures))
+
+
+def _why_none(not_eligible: Sequence[IneligibleDraft], failures: Sequence[Failure]) -> str:
+    """The line that gives the reason of each draft where none could be measured."""
+    reasons = [f"{entry.draft}: {entry.reason}" for entry in not_eligible]
+    reasons += [f"{entry.where}: {entry.error}" for entry in failures]
+    return "drafts: none could be auditioned; " + "; ".join(reasons)
+
+
+def _tried(
+    measure: Callable[[ModelConf, Sequence[GeneratedText]], DraftResult | None],
+    conf: ModelConf,
+    waiting: Sequence[GeneratedText],
+    *,
+    debug: bool,
+) -> DraftResult | IneligibleDraft | Failure | None:
+    """The result of a draft, or the reason why it has none; its memory is free afterwards."""
+    try:
+        return measure(conf, waiting)
+    except NotEligible as reason:
+        return IneligibleDraft(conf.name, str(reason))
+    except Exception as error:  # a draft's own code and files may raise anything
+        if debug:
+            traceback.print_exception(error)
+        return Failure(f"draft {conf.name}", _reason(error), conf.name)
+    finally:  # one draft in memory at a time
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def _store(folder: RunFolder, name: str, result: DraftResult) -> None:
@@ -225,7 +244,6 @@ def _measure_draft(
         check_draft_of(costs, conf.name, conf.kind, entry, config.temperature)
         draft = _Draft(folder, pair, conf, config, entry, folder.traces())
         visits = visits_of_draft(folder, pair, conf, pair.timed_drafting, config, pair.most)
-        scored = {trace.key for trace in draft.before if trace.draft == conf.name}
         dropped: Dropped | None = None
         looks = _looks(target, texts, config)
         waits = bool(visits.most and not visits.complete and texts)
@@ -235,8 +253,7 @@ def _measure_draft(
                 break
             if not waits:
                 visits.reach(math.ceil(visits.most * (look - 0.5) / len(looks)))
-            part = [text for text in texts if _name(text) in names]
-            draft.score([text for text in part if text.request.key not in scored])
+            draft.score([text for text in texts if _name(text) in names])
             if look == 1 and not timed:
                 draft.time_steps()
             waits = waits and draft.cannot_pay(surely=False)
@@ -294,7 +311,9 @@ class _Draft:
         return cannot_pay(self.run, self.all_traces, self.conf.name, surely=surely)
 
     def score(self, texts: Sequence[GeneratedText]) -> None:
-        """Score further texts."""
+        """Score those of some texts that the folder has no scores of."""
+        scored = {trace.key for trace in self.before if trace.draft == self.conf.name}
+        texts = [text for text in texts if text.request.key not in scored]
         if not texts:
             return
         begin = time.perf_counter()
@@ -309,7 +328,6 @@ class _Draft:
         steps = timed_steps(
             *(self.folder, self.pair, self.config),
             paired_with=name,
-            repetitions=math.ceil(step_times.REPETITIONS / 2),
             doing=f"timing {name}",
         )
         self.folder.write_timings([*self.folder.timings(), *steps])

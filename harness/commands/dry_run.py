@@ -393,7 +393,7 @@ def _prompt_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
             f"prompt set {name}": (
                 fmt.number_of(count, "prompt", "prompts")
                 if available.get(name, count) <= count
-                else f"{count} of {available[name]} prompts (prompts.limit=null takes all)"
+                else f"{count} of {available[name]} prompts (prompts.limit)"
             )
             for name, count in used.items()
         }

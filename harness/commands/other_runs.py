@@ -5,7 +5,7 @@ come from a run whose speculation left the greedy texts alone. No torch here.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness import prompts as prompt_sets
@@ -229,11 +229,13 @@ class StoredTimes:
 
     Attributes:
         rounds: rounds of the running loop; none in a run of an older version.
-        engine: what decoding costs on a server, in place of both.
+        untimed: drafts whose rounds were not timed there, for they lose whatever these cost.
+        engine: what decoding costs on a server, in place of all of it.
     """
 
     steps: Sequence[StepTiming] = ()
     rounds: Sequence[RoundTiming] = ()
+    untimed: tuple[str, ...] = ()
     engine: EngineCosts | None = None
 
     def copy_to(self, folder: RunFolder) -> None:
@@ -242,6 +244,9 @@ class StoredTimes:
             folder.note(engine_costs=self.engine)
         if self.steps and not folder.timings():
             folder.write_timings(self.steps)
+        notes = folder.manifest.audition
+        if untimed := tuple(name for name in self.untimed if name not in notes.untimed):
+            folder.note(audition=replace(notes, untimed=(*notes.untimed, *untimed)))
         stored = {*folder.rounds.read()}
         for timing in self.rounds:
             if timing not in stored:
@@ -300,7 +305,9 @@ def stored_times(
         for t in source.timings
         if (t.model in drafts if t.role == "draft" else t.beside in interleaved)
     ]
-    return StoredTimes(steps, [timing for timing in source.rounds if timing.draft in drafts])
+    rounds = [timing for timing in source.rounds if timing.draft in drafts]
+    untimed = tuple(name for name in source.manifest.audition.untimed if name in drafts)
+    return StoredTimes(steps, rounds, untimed)
 
 
 def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> EngineCosts:

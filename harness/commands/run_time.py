@@ -54,7 +54,7 @@ MULTIPLIED = 1024
 SMALL_BYTES = 100e6
 # Seconds of decoding, the plain ones included, for which a cell of a sweep in looks is measured,
 # unless it is precise before
-CELL_S = 1.5
+CELL_S = 1.0
 # Texts that took less say little of how long the rest takes
 WORTH_SAYING_S = 5.0
 

@@ -83,7 +83,7 @@ def _measure(
 ) -> None:
     """Time rounds and steps, and measure the cells among them."""
     in_looks, watch = config.until == "decided", Stopwatch(folder, config.budget_s, begun)
-    visits = visits_of_pair(folder, pair, config, config.temperature, repeated=in_looks)
+    visits = visits_of_pair(folder, pair, config, config.temperature, in_looks=in_looks)
     visits.begin()
     measure_steps(folder, pair, config)
     if in_looks:

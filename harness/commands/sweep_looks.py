@@ -25,7 +25,7 @@ from time import monotonic
 import numpy as np
 
 from harness.analysis.looks import choice, decided
-from harness.analysis.round_costs import PRECISE, timed_precisely
+from harness.analysis.round_costs import PRECISE
 from harness.commands.completions import check_texts, completions, score_pair
 from harness.commands.pair import Pair, SideBySide
 from harness.commands.requests import requests_of, run_requests
@@ -46,7 +46,7 @@ from harness.storage import RunFolder, load
 from harness.storage.manifest import ChosenK, Ended, Looks
 
 # Measured generations between two visits that time rounds, so that both are from the same minutes
-REQUESTS_PER_VISIT = 20
+REQUESTS_PER_VISIT = 40
 # With a budget all cells together take this share of it, if that is more than CELL_S of each
 CELLS_SHARE = 0.25
 
@@ -106,12 +106,6 @@ def measure_in_looks(
             ended = "decided" if all(each.looks for each in looks.chosen) else None
         looks = replace(looks, made=number, measured_s=watch.spent_s, ended=ended)
         folder.note(looks=looks)
-    while (
-        visits.complete < visits.most
-        and watch.left_s > 0
-        and not timed_precisely(folder.rounds.read(), pair.draft_name)
-    ):
-        visits.reach(visits.complete + 1)
 
 
 def plain_token_s(folder: RunFolder) -> float | None:

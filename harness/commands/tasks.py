@@ -42,7 +42,7 @@ from harness.stats.two_phase import LOOKS, most_measured
 from harness.storage.manifest import AskedLess, ChosenK, Looks, ServedKs
 
 # Texts that are generated or scored at the same time
-BATCH = 32
+BATCH = 64
 # Prompts of the user's own that a sweep in looks replays at most, unless prompts.limit says
 # otherwise: beyond these texts take longer than pairs, and pairs err more than texts
 MOST_REPLAYED = 512

@@ -73,7 +73,6 @@ def timed_steps(
     config: PairConfig | AuditionConfig,
     *,
     paired_with: str | None,
-    repetitions: int | None = None,
     doing: str,
 ) -> list[StepTiming]:
     """Steps, verifies and prefills of a pair; those that cannot be right are timed again.
@@ -82,7 +81,6 @@ def timed_steps(
 
     Args:
         paired_with: the draft's name, where several are timed one after the other.
-        repetitions: as of `time_forwards`.
         doing: is shown.
     """
     visits = visits_of(folder.rounds.read(), pair.draft_name, GREEDY)
@@ -95,7 +93,6 @@ def timed_steps(
             max_k,
             context=context,
             prefills=[lengths[len(lengths) // 2]],
-            repetitions=repetitions,
             doubtful=lambda timings: bool(unstable_steps(timings, plain_s)),
             clock=config.loop_clock,
             expect=bar.expect,
@@ -165,8 +162,6 @@ def _in_cache(loaded: LoadedModel, device: torch.device, copied: CopyBandwidth) 
 # ---- rounds --------------------------------------------------------------------------------------
 
 
-# Of all visits, the share that is made again at most where other work disturbed them
-REPEATED = 0.25
 # A threshold that no token which is drafted is below
 NEVER = 1e-300
 
@@ -177,13 +172,14 @@ def visits_of_pair(
     config: PairConfig,
     temperatures: Sequence[float],
     *,
-    repeated: bool = False,
+    in_looks: bool = False,
 ) -> RoundVisits:
     """The visits of a run of one pair, at every K of its list.
 
     Where drafting stops early a round proposes any number of tokens up to K. So it is timed at some
-    numbers, with the draft steps read back and a threshold that none is below. Those that other
-    work disturbed are made again where `repeated`.
+    numbers, with the draft steps read back and a threshold that none is below.
+
+    In looks visits end when their ratios are known precisely.
     """
     ks = pair_ks(config.speculative_ks, pair.most, adaptive=config.decode.stop != "none")
 
@@ -192,15 +188,12 @@ def visits_of_pair(
         return replace(made, stop_below=made.stop_below and NEVER)
 
     cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
-    most = visits_for(len(pair.prompts) * config.repetitions)
-    # What other work takes of the processors is in no card's times, nor in processor time
-    shared = pair.target_model.device.type == "cpu" and config.loop_clock == "wall"
     return RoundVisits(
         _timed_loop(pair, pair.timed_drafting, pair.draft_name, cells, asked),
         folder,
-        visits=most,
+        visits=visits_for(len(pair.prompts) * config.repetitions),
         counted=progress,
-        repeated=round(REPEATED * most) if repeated and shared else 0,
+        enough=lambda timings: in_looks and timed_precisely(timings, pair.draft_name),
     )
 
 

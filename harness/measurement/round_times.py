@@ -12,8 +12,8 @@ set's behind pieces of others, so that acceptance is typical but the text is no 
 takes at least 16 rounds, fewer where these take long, of as many texts as that needs, around the
 context of the run's own generations.
 
-Other work on the machine slows plain decoding and rounds differently: a visit says how much of the
-machine it took meanwhile, and may be made again.
+Other work on the machine slows plain decoding and rounds alike, side by side; a visit says how much
+of the machine it took meanwhile.
 
 A drafter that looks its proposal up is timed by the number of tokens it proposes, n = 1, ..., K: it
 looks up as ever, but fills every proposal up to n tokens.
@@ -39,7 +39,7 @@ from harness.measurement.generations import (
     run_side_by_side,
     run_trial,
 )
-from harness.records import BUSY, NotMeasured, RoundTiming, Trial, grouped
+from harness.records import NotMeasured, RoundTiming, Trial, grouped
 from harness.storage import RunFolder
 
 # Of a pair; each draft among many gets half of them
@@ -222,7 +222,6 @@ class RoundVisits:
         counted: Counted,
         enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
         loses: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
-        repeated: int = 0,
     ) -> None:
         """Continue with what is missing of `visits`.
 
@@ -235,7 +234,6 @@ class RoundVisits:
             enough: whether what was timed, in LEAST_VISITS or more, needs no more visits; asked
                 before more are made.
             loses: the same of VISITS_THAT_LOSE: whether the draft cannot gain at any K.
-            repeated: so many that other work disturbed are made again, at most.
         """
         self._loop, self._folder, self._stored = loop, folder, folder.rounds
         self._counted, self._enough, self._loses = counted, enough, loses
@@ -251,21 +249,13 @@ class RoundVisits:
         }
         by_visit = grouped(lines, lambda line: line.visit)
         self._next = max(by_visit, default=-1) + 1
-        whole = [
-            made[0].disturbed
-            for made in by_visit.values()
-            if kinds <= {(line.k, line.temperature) for line in made}
-        ]
-        self._whole, self._disturbed, self._repeated = len(whole), sum(whole), repeated
+        self.complete = sum(
+            kinds <= {(line.k, line.temperature) for line in made} for made in by_visit.values()
+        )
         self.most = visits
         self.missing = 0 if self._settled else max(0, visits - self.complete)
         self._made = 0
         self._warm = False
-
-    @property
-    def complete(self) -> int:
-        """The number of visits that are made, but for those to be made again."""
-        return self._whole - min(self._disturbed, self._repeated)
 
     def begin(self) -> None:
         """Make the first visit, unless all are made."""
@@ -295,11 +285,10 @@ class RoundVisits:
         count = visits * len(requests)
         with self._counted(f"timing rounds of {draft}", count) as tick, undisturbed():
             for _ in range(visits):
-                disturbed = self._visit(self._next, tick)
+                self._visit(self._next, tick)
                 self._next += 1
                 self._made += 1
-                self._whole += 1
-                self._disturbed += disturbed
+                self.complete += 1
 
     @property
     def _settled(self) -> bool:
@@ -312,8 +301,8 @@ class RoundVisits:
         lines = (line for line in self._lines if line.k == request.k)
         return min((line.seconds / line.rounds for line in lines), default=math.inf)
 
-    def _visit(self, number: int, tick: Callable[[], None]) -> bool:
-        """Time everything once, and store it as a whole; whether other work disturbed it."""
+    def _visit(self, number: int, tick: Callable[[], None]) -> None:
+        """Time everything once, and store it as a whole."""
         others = OtherLoad()
         every = self._loop.requests_of(number)
         asked = [entry for entry in every if self._measurement(entry) not in self._refused]
@@ -328,7 +317,6 @@ class RoundVisits:
         timings = [replace(timing, other_share=share) for timing in timings]
         self._stored.append(*timings)
         self._lines += timings
-        return share > BUSY
 
     def _timed(
         self, requests: Sequence[Request], visit: int, tick: Callable[[], None]

@@ -34,10 +34,9 @@ from harness.models.memory import is_out_of_memory
 from harness.records import LoopClock, SkippedCell, StepTiming
 
 WARMUP = 3
-# Samples of each forward of a pair; of slow models only as many as this time allows (half of it
-# for half the samples), for their steps explain rounds, which are timed themselves. They warm up no
-# longer than a part of it
-REPETITIONS, LEAST_REPETITIONS, REPETITIONS_S, WARMUP_S = 40, 3, 10.0, 1.0
+# Samples of each forward of a pair; of slow models only as many as this time allows, since their
+# steps explain rounds, which are timed themselves. They warm up no longer than a part of it
+REPETITIONS, LEAST_REPETITIONS, REPETITIONS_S, WARMUP_S = 20, 3, 5.0, 1.0
 # Prefills are timed in one repetition of so many
 PREFILL_EVERY = 4
 # How often timings that cannot be right are taken again
@@ -120,7 +119,7 @@ def time_forwards(
         expect, tick: called before each attempt with the number of its repetitions, and after each.
     """
     repetitions = REPETITIONS if repetitions is None else repetitions
-    timer = _PairTimer(models, context, clock, REPETITIONS_S * repetitions / REPETITIONS)
+    timer = _PairTimer(models, context, clock, REPETITIONS_S)
     prompts = [Forward(timed, "prefill", length) for timed in models for length in prefills]
     others = _forwards(models, max_k)
     with undisturbed():

@@ -10,12 +10,13 @@ w the weights of the prompt sets, and s and p the seconds of a measured pair, th
 
     L = -ln(sum over sets of w x sum r / sum T) - g,  g = mean of ln(s / r) - ln(p / T),
 
-the first term over all prompts, g over the measured pairs. An error of R is in both terms and
-cancels. Both sides of g are winsorised, each by itself, so that a few disturbed generations do not
-move it and what disturbs one side of a pair does not discard the other: what counts as far is the
-distance from the median of the pairs around it, so that drift, which both sides have in common, is
-kept. The values are then spread by Dixon and Tukey's factor ("Approximate behavior of the
-distribution of winsorized t", 1968), so that their mean has the error of g.
+the first term over all prompts, g over the measured pairs, which count by r / T, as in the sums: a
+round that accepts much may cost more. An error of R is in both terms and cancels. Both sides of g
+are winsorised, each by itself, so that a few disturbed generations do not move it and what disturbs
+one side of a pair does not discard the other: what counts as far is the distance from the median of
+the pairs around it, so that drift, which both sides have in common, is kept. The values are then
+spread by Dixon and Tukey's factor ("Approximate behavior of the distribution of winsorized t",
+1968), so that their mean has the error of g.
 
 The variance is the jackknife's of L over prompts. It takes the pairs for independent, and a machine
 drifts: where the means of contiguous blocks of time vary significantly more than that, they give
@@ -29,17 +30,20 @@ candidates of one draft share, and whatever else all of them share.
 The candidate is chosen by what is then reported. A lower bound holds for all candidates at once: it
 is so many standard errors below L as the largest of their errors exceeds with the chance of an
 error, by draws with the jackknife's covariance. What candidates share (g, and most of what prompts
-do) is no part of the choice, hence these are few more standard errors than Student's. Those
-that are clearly worse than the chosen one do not count (as in Hansen, "A test for superior
-predictive ability", 2005). Times are skew, so that L is too high where its error looks small; the
-bound is further off by Johnson's term ("Modified t tests and confidence intervals for asymmetrical
-populations", 1978). An upper bound is Student's, for a choice and skew times err upwards.
+do) is no part of the choice, hence these are few more standard errors than Student's. Those that
+are clearly worse than the chosen one do not count (as in Hansen, "A test for superior predictive
+ability", 2005). Times are skew, so that L is too high where its error looks small; the bound is
+further off by Johnson's term (`jackknife.skew_term`). An upper bound is Student's, for a choice and
+skew times err upwards.
 
 A run is looked at while it goes on. The looks share the error as Lan and DeMets spend it ("Discrete
-sequential boundaries for clinical trials", 1983) with O'Brien and Fleming's function. The replayed
-prompts are known at the first look, so that looks are more alike than the bounds assume; they
-are on the safe side. An interval is one of a sequence that holds the truth at every look with its
-level (Jennison and Turnbull, "Interim analyses: the repeated confidence interval approach", 1989).
+sequential boundaries for clinical trials", 1983), with the square of the share of pairs (Kim and
+DeMets, "Design and analysis of group sequential tests based on the type I error spending rate
+function", 1987): a clear gain is found at the first look, where O'Brien and Fleming's function lets
+through none. The replayed prompts are known at the first look, so that looks are more alike than
+the bounds assume; they are on the safe side. An interval is one of a sequence that holds the truth
+at every look with its level (Jennison and Turnbull, "Interim analyses: the repeated confidence
+interval approach", 1989).
 """
 
 import math
@@ -48,7 +52,7 @@ from functools import cache
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import fdtrc, ndtr, ndtri, stdtr, stdtrit
+from scipy.special import fdtrc, ndtr, stdtr, stdtrit
 
 from harness.stats.jackknife import (
     CONFIDENCE,
@@ -62,12 +66,15 @@ from harness.stats.jackknife import (
     independent_errors,
     joined,
     left_out_variance,
+    prompt_errors,
     prompt_variance,
-    set_members,
+    skew_term,
 )
 from harness.stats.workload import Workload
 
 LOOKS = 4
+# Exponent of the share of pairs, of the error that is spent by then
+SPENDING = 2.0
 # Prompts up to which all are measured; of more, half is
 ALL_MEASURED = 64
 # Share of the pairs at either end of which a side is winsorised
@@ -121,8 +128,14 @@ class Pairs:
 
     @property
     def log_price(self) -> float:
-        """g, their mean."""
-        return float(self.log_prices.mean())
+        """g, their mean: texts count by what a token of theirs costs, as in the sums."""
+        return float(np.average(self.log_prices, weights=self.weights))
+
+    @property
+    def weights(self) -> Array:
+        """[pair] what a token of the text costs next to one of all texts."""
+        weights = self.cost / self.plain_tokens
+        return weights / weights.mean()
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +153,8 @@ class TwoPhase:
     prompts: Variance
     # [candidate, candidate] of the scores' errors, those of relative prices left out
     covariance: Array
-    skewness: float  # of the error of the named one's score; below 0, large errors say too little
+    errors: Array  # [prompt] of the named one's score, independent parts
+    number: int  # of prompts replayed
     looks: tuple[float, ...]  # so far, as of `Pairs`
     measured: bool  # whether by pairs
     seed: int  # of the draws
@@ -167,7 +181,7 @@ class TwoPhase:
         degrees = float(self.variance.degrees)
         rivals = self._rivals()
         lower = largest_quantile(self.covariance[np.ix_(rivals, rivals)], degrees, error, self.seed)
-        lower += max(0.0, -self.skewness) * (1.0 + 2.0 * lower**2) / 6.0
+        lower += float(skew_term(self.errors, self.variance.value, self.number, lower))
         upper = -float(stdtrit(degrees, error))
         return Interval(_speedup(value - lower * deviation), _speedup(value + upper * deviation))
 
@@ -272,7 +286,8 @@ def two_phase(
         timing=timing,
         prompts=_of(of_prompts, named),
         covariance=covariance,
-        skewness=_skewness(errors[named], float(covariance[named, named])),
+        errors=errors[named],
+        number=number,
         looks=pairs.looks,
         measured=True,
         seed=seed,
@@ -300,7 +315,8 @@ def _without_pairs(
         timing=_of(timing, named),
         prompts=_of(of_rounds, named),
         covariance=covariance,
-        skewness=_skewness(rounds[named], float(covariance[named, named])),
+        errors=rounds[named],
+        number=rounds.shape[1],
         looks=looks,
         measured=False,
         seed=seed,
@@ -312,20 +328,13 @@ def _of(variances: Variance, candidate: int) -> Variance:
     return Variance(*(np.asarray(each[candidate]) for each in variances))
 
 
-def _skewness(errors: Array, variance: float) -> float:
-    """Of an error of this variance; what leaving out each part does has the other sign."""
-    return -float((errors**3).sum()) / variance**1.5 if variance > 0.0 else 0.0
-
-
 def _rounds_errors(workload: Workload) -> tuple[Array, Variance]:
     """The jackknife's errors of each candidate's log speedup by prompt, [candidate, prompt].
 
     They are independent, and their squares sum to the variance, which has its own degrees.
     """
     without = workload.log_speedups(1.0 - np.eye(len(workload.prompt_sets)))
-    errors = np.empty_like(without)
-    for _, members in set_members(workload.prompt_sets):
-        errors[:, members] = independent_errors(without[:, members])
+    errors = prompt_errors(without, workload.prompt_sets)
     return errors, prompt_variance(without, workload.prompt_sets, workload.baseline_tokens)
 
 
@@ -345,7 +354,7 @@ class _Price:
         """The winsorised mean of the pairs and its errors."""
         values = pairs.log_prices
         measured, place = np.unique(prompts, return_inverse=True)
-        without, sizes = _without_groups(values, place)
+        without, sizes = _without_groups(values, place, pairs.weights)
         # Values that are winsorised add no freedom; each side has its own
         kept = max(1.0, len(sizes) - 2 * int(WINSORISED * len(sizes)) - 1.0)
         sides = joined(Variance(side.var(), np.array(kept)) for side in pairs.sides)
@@ -354,9 +363,9 @@ class _Price:
         by_prompts = by_prompts._replace(degrees=degrees)
         blocks = min(BLOCKS, len(values))
         block = np.arange(len(values)) * blocks // len(values)
-        by_blocks = left_out_variance(*_without_groups(values, block))
+        by_blocks = left_out_variance(*_without_groups(values, block, pairs.weights))
         errors = independent_errors(without)
-        return cls(float(values.mean()), measured, errors, by_prompts, by_blocks)
+        return cls(pairs.log_price, measured, errors, by_prompts, by_blocks)
 
     @property
     def variance(self) -> Variance:
@@ -368,16 +377,16 @@ class _Price:
         return blocks if chance < DRIFTS else prompts
 
 
-def spread_winsorised(values: Array) -> Array:
+def spread_winsorised(values: Array, share: float = WINSORISED) -> Array:
     """Values in order of time, winsorised next to their neighbours.
 
-    Their mean errs as the winsorised mean does.
+    Their mean errs as the winsorised mean does; `share` is that at either end.
 
     Source: Dixon and Tukey, 1968: the winsorised values' standard error times (n - 1) / (h - 1),
     h of n values being left as they are.
     """
     number = len(values)
-    width, cut = min(NEIGHBOURS, number), int(WINSORISED * number)
+    width, cut = min(NEIGHBOURS, number), int(share * number)
     medians = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
     around = medians[np.clip(np.arange(number) - width // 2, 0, number - width)]
     distances = values - around
@@ -387,9 +396,11 @@ def spread_winsorised(values: Array) -> Array:
     return around + middle + (kept - middle) * (number - 1) / max(1, number - 2 * cut - 1)
 
 
-def _without_groups(values: Array, group: Index) -> tuple[Array, Array]:
-    """The mean without each group of values, and the groups' sizes."""
-    sums, sizes = np.bincount(group, values), np.bincount(group).astype(np.float64)
+def _without_groups(values: Array, group: Index, weights: Array) -> tuple[Array, Array]:
+    """The mean without each group of values, and the groups' sizes, by weight."""
+    sums, sizes = (
+        np.bincount(group, each).astype(np.float64) for each in (weights * values, weights)
+    )
     return (sums.sum() - sums) / (sizes.sum() - sizes), sizes
 
 
@@ -474,9 +485,9 @@ def _crossing(bound: float, at: Array, mass: Array, step: float, spend: float) -
 def nominal_error(error: float, looks: tuple[float, ...]) -> float:
     """The one-sided error of the last of several looks, so that all of them together err that much.
 
-    Source: Lan and DeMets, 1983, O'Brien and Fleming's spending function; the chance of crossing by
-    the recursion of Armitage, McPherson and Rowe, "Repeated significance tests on accumulating
-    data", 1969.
+    Source: Lan and DeMets, 1983, with the spending function of Kim and DeMets, 1987; the chance of
+    crossing by the recursion of Armitage, McPherson and Rowe, "Repeated significance tests on
+    accumulating data", 1969.
 
     Args:
         error: of all looks together.
@@ -487,7 +498,7 @@ def nominal_error(error: float, looks: tuple[float, ...]) -> float:
     at, mass, spent, before, nominal = np.zeros(1), np.ones(1), 0.0, 0.0, error
     for share in looks:
         # What is spent of the error at a share of the information
-        spends = 2.0 * float(ndtr(float(ndtri(error / 2.0)) / math.sqrt(share)))
+        spends = error * share**SPENDING
         step, spend = math.sqrt(share - before), spends - spent
         far = REACH * math.sqrt(share)
         bound = float(brentq(_crossing, -far, far, args=(at, mass, step, spend)))

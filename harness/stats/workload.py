@@ -22,9 +22,11 @@ from harness.stats.jackknife import (
     independent_errors,
     joined,
     left_out_variance,
+    prompt_errors,
     prompt_variance,
     set_members,
     set_weights,
+    skew_term,
 )
 
 # Share of the visits at either end that the mean of round times leaves out
@@ -153,11 +155,9 @@ class Workload:
         What candidates share, prompts, a draft's visits and other errors, moves them together.
         """
         without = self.log_speedups(1.0 - np.eye(len(self.prompt_sets)))
-        prompts = [
-            independent_errors(without[:, rows]) for _, rows in set_members(self.prompt_sets)
-        ]
+        prompts = prompt_errors(without, self.prompt_sets)
         timing, own = self.timing_errors()
-        moves = np.hstack([*prompts, timing, math.sqrt(own) * np.eye(len(without))])
+        moves = np.hstack([prompts, timing, math.sqrt(own) * np.eye(len(without))])
         rng = np.random.default_rng(seed)
         return self.log_speedups() + rng.normal(size=(draws, moves.shape[1])) @ moves.T
 
@@ -165,8 +165,13 @@ class Workload:
         """Intervals of each candidate's speedup, unadjusted; None with too few prompts."""
         if not enough_prompts(self.prompt_sets):
             return None
-        logs, half = self.log_speedups(), half_width(self.log_speedup_variance(), CONFIDENCE)
-        bounds = np.exp([logs - half, logs + half]).T
+        logs, variance = self.log_speedups(), self.log_speedup_variance()
+        half, deviations = half_width(variance, CONFIDENCE), np.sqrt(variance.value)
+        number = len(self.prompt_sets)
+        errors = prompt_errors(self.log_speedups(1.0 - np.eye(number)), self.prompt_sets)
+        quantiles = half / np.where(deviations > 0.0, deviations, 1.0)
+        lower = half + deviations * skew_term(errors, variance.value, number, quantiles)
+        bounds = np.exp([logs - lower, logs + half]).T
         return [Interval(float(lo), float(hi)) for lo, hi in bounds]
 
 

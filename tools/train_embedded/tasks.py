@@ -54,7 +54,12 @@ class Task:
 
     def accepts(self, prompt: str) -> bool:
         """Whether `prompt` is an instance of one of the templates."""
-        return any(self._pattern(template).fullmatch(prompt) for template in self.templates)
+        return self.values(prompt) is not None
+
+    def values(self, prompt: str) -> dict[str, str] | None:
+        """The value of each blank in a prompt of this task; None if it is none."""
+        matches = (self._pattern(template).fullmatch(prompt) for template in self.templates)
+        return next((match.groupdict() for match in matches if match), None)
 
     def _pattern(self, template: str) -> re.Pattern[str]:
         seen: set[str] = set()
