@@ -155,7 +155,7 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     ending = [*_next_step(content, out)]
     if folded:
         again = command("report", as_typed("run", content.folder), "verbose=tables")
-        ending.append(Text(f"{fmt.number_of(folded, 'note', 'notes')}: {again}"))
+        ending.append(Text(f"{'Note' if folded == 1 else 'Notes'}: {again}"))
     yield _Block((*ending, Text(f"report: {content.page}")))
 
 

@@ -53,18 +53,15 @@ def _of_drafts(summary: Summary, answer: Answer) -> Iterator[Bar]:
         if row.draft is None or board is None:  # plain decoding is the line at 1
             continue
         label, mark = f"{row.draft}, K={row.k}", board.marks.get(row.draft)
-        yield Bar(
-            f"{label} ({mark})" if mark else label,
-            row.speedup,
-            measured=False,
-            best=(row.draft, row.k) == answer.named,
-        )
+        named = (row.draft, row.k) == answer.named
+        speedup = answer.speedup if named and answer.speedup is not None else row.speedup
+        yield Bar(f"{label} ({mark})" if mark else label, speedup, measured=False, best=named)
 
 
 def worth(summary: Summary) -> str:
     """The time of a token before and after, and what a workload saves; "" without a gain.
 
-    "ms per token: 3.39 before, 1.87 after; 1,000 such requests take 46 s less."
+    "ms per token: 3.39 before, 1.87 after; a thousand such requests take 46 s less."
     """
     shown = grid.marked(summary)
     answer = shown and shown.answer
@@ -73,7 +70,7 @@ def worth(summary: Summary) -> str:
     after_s, saved_s = answer.plain_s / answer.speedup, answer.saved_s_per_request
     parts = [f"ms per token: {fmt.in_ms(answer.plain_s)} before, {fmt.in_ms(after_s)} after"]
     if saved_s is not None:
-        parts.append(f"1,000 such requests take {fmt.duration(1e3 * saved_s)} less")
+        parts.append(f"a thousand such requests take {fmt.duration(1e3 * saved_s)} less")
     plain_usd, usd = summary.plain_usd_per_million_tokens, summary.usd_per_million_tokens
     if plain_usd is not None and usd is not None:
         parts.append(f"10^6 tokens: {fmt.dollars(plain_usd)} before, {fmt.dollars(usd)} after")

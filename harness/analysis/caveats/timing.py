@@ -39,7 +39,8 @@ def _say_busy_machine(values: Quoted) -> str:
     if values.get("processes"):
         others = fmt.number_of(values["processes"], "other process", "other processes")
         return f"{others} used the card while this run was timed: time it on a card of its own"
-    busy = f"other work kept {values['load']:.1f} of {values['processors']} processors busy"
+    share = values["load"] / values["processors"]
+    busy = f"other work took {share:.0%} of the processors"
     if values.get("clock") == "cpu":
         return (
             f"{busy}; processor time (clock=cpu) leaves waiting out, but shared caches still slow"

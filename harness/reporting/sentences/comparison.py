@@ -28,7 +28,10 @@ def _run_verdict(run: ComparedRun) -> str:
         bound = "ratio" if no_interval else "whole interval"
         outcome = OUTCOMES[run.outcome].format(bound=bound, threshold=run.threshold) + ": "
     workload = "whole workload" if row.prompt_set in (None, "all") else f"{row.prompt_set} prompts"
-    cells = f"; {run.differing} of {run.cells} cells differ significantly" if run.cells else ""
+    cells = ""
+    if run.cells:
+        differing = f"{run.differing} of {run.cells} cells differ"
+        cells = f"; {differing if run.differing else 'no cell differs'} significantly"
     ratio = fmt.gain(row, "speedup_ratio")
     return (
         f"{outcome}{row.reference} gains {fmt.speedup(row.reference_speedup)} and {run.name}"

@@ -158,12 +158,15 @@ def _ties(answer: Answer) -> str:
     """The sentence on what is as fast within the error; "" where nothing is."""
     draft, _ = answer.named
     tied = [each for each in answer.candidates if each.tied]
-    names = [f"K={each.k}" for each in tied if each.draft == draft]
+    ks = sorted(each.k for each in tied if each.draft == draft)
+    names = [f"K={k}" for k in ks]
+    if len(ks) > 2 and ks[-1] - ks[0] == len(ks) - 1:
+        names = [f"K={ks[0]} to {ks[-1]}"]
     names += dict.fromkeys(each.draft for each in tied if each.draft != draft)
     if not names:
         return ""
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f" {listed} {'is' if len(names) == 1 else 'are'} as good within error."
+    return f" {listed} {'is' if len(tied) == 1 else 'are'} as good within error."
 
 
 def _odds(answer: Answer) -> str:

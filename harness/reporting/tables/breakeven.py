@@ -59,7 +59,6 @@ THUMBS: tuple[Column[RuleOfThumb], ...] = (
 )
 
 IDEAL_NOTE = "ideal: every draft token accepted (alpha = 1)."
-BETWEEN_NOTE = "{}: rounds were not timed; their times lie on lines between those that were."
 MEASURED_NOTE = (
     "{computed} = tokens per round / (K c + v), which for a given acceptance_rate a is the linear"
     " rule (1 + K a) / (K c + v). Compare alpha, not acceptance_rate, with the break-even alpha."
@@ -80,14 +79,11 @@ RULES_NOTES = (
 
 
 def ideal_table(summary: Summary) -> Table:
-    """The speedup at alpha = 1 and the break-even alpha, by K."""
+    """The speedup at alpha = 1 and the break-even alpha, by each K whose rounds were timed."""
     title = "What each K could gain, and the alpha it needs"
-    timed = [entry for entry in summary.round_times if entry.source == "rounds"]
-    between = [
-        f"K={each.k}" for each in summary.ceilings if timed and each.k not in timed[0].round_s
-    ]
-    notes = (IDEAL_NOTE, BETWEEN_NOTE.format(", ".join(between)) if between else "")
-    return table(title, IDEAL, summary.ceilings, notes=notes)
+    timed = next((entry for entry in summary.round_times if entry.source == "rounds"), None)
+    rows = [each for each in summary.ceilings if timed is None or each.k in timed.round_s]
+    return table(title, IDEAL, rows, notes=(IDEAL_NOTE,))
 
 
 def measured_table(summary: Summary) -> Table:
