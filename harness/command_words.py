@@ -8,7 +8,7 @@ a name is written as JSON, a text of its own: 'prompts.weights="{\"ra (1)\": 1}"
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Hydra takes such a text as it stands; one that begins like a number is quoted
@@ -21,6 +21,11 @@ _NOT_TEXTS = frozenset({"null", "true", "false", "nan", "inf"})
 def as_typed(key: str, value: Any) -> str:
     """`key=value`, to be pasted into a shell; the value may be a list or a mapping."""
     return shlex.quote(f"{key}={of_hydra(value)}")
+
+
+def ks_as_typed(ks: Sequence[int]) -> str:
+    """`k=4`, or of several a list."""
+    return as_typed("k", ks[0] if len(ks) == 1 else [*ks])
 
 
 def command(name: str, *words: str) -> str:

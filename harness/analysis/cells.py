@@ -102,7 +102,7 @@ def steadied(trials: Sequence[Trial], times: RoundTimes | None) -> list[Trial]:
     """
     done = completed(trials)
     k = done[0].k if done else 0
-    if times is None or not times.covers(k):
+    if not done or times is None or not times.covers(k):
         return done
     if any(not t.decode_s or (k and (t.rounds is None or t.drafted is None)) for t in done):
         return done

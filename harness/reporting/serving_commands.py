@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness import formatting as fmt
-from harness.command_words import as_typed, command
+from harness.command_words import as_typed, command, ks_as_typed
 from harness.config import CONF_DIR, OWN_DRAFT
 from harness.engine_facts.draft_kinds import DRAFTS, DraftKind, kind_of
 from harness.engine_facts.engines import ENGINES, drafts_alike, spec_of, with_lines
@@ -311,16 +311,16 @@ def measure_command(summary: Summary, server: str, answer: Answer) -> str | None
     keys += [ATTACHED] if served_by == engine.name or not engine.starts else []
     keys += ["score=false"] if served_by == engine.name else []
     keys += [*model_keys(summary), *pair]
-    ks = _within_reach(summary, answer)
-    keys += [as_typed("k", ks), as_typed("temperature", answer.temperature)]
+    ks = ks_as_typed(_within_reach(summary, answer))
+    keys += [ks, as_typed("temperature", answer.temperature)]
     keys += [as_typed("decode.rule", variant.rule)] if variant.rule != engine.rule else []
     return command("server", *keys, *other_keys(summary, OF_THE_LOOP))
 
 
-def _within_reach(summary: Summary, answer: Answer) -> list[int]:
+def _within_reach(summary: Summary, answer: Answer) -> tuple[int, ...]:
     """The K to measure: those of the engine that was timed, where it names the same draft and K."""
     own = grid.own_answer(summary, answer.temperature or 0.0)
-    return [*(own if own and own.named == answer.named else answer).within_reach]
+    return (own if own and own.named == answer.named else answer).within_reach
 
 
 def served_target(summary: Summary) -> str | None:

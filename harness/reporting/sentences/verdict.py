@@ -12,7 +12,7 @@ from pathlib import PurePath
 from harness import formatting as fmt
 from harness.analysis.caveats import Quoted
 from harness.analysis.caveats.servers import scores
-from harness.command_words import as_typed, command
+from harness.command_words import as_typed, command, ks_as_typed
 from harness.engine_facts.draft_kinds import kind_of
 from harness.engine_facts.engines import OWN, spec_of
 from harness.records import GREEDY, first
@@ -303,10 +303,10 @@ def _undecided(why: str, _: Answer, values: Quoted) -> str:
 
 
 def _interval_spans_one(entry: Answer, values: Quoted) -> str:
-    needed = f"{{prompts}} prompts are too few; try {_prompts_needed(values)} or more"
-    if values["prompts_needed"] is None:
-        needed = "{prompts} prompts do not decide it, nor say how many would"
-    return _undecided(needed, entry, values)
+    why = "{prompts} prompts do not decide it, nor say how many would"
+    if values["prompts_needed"] is not None:
+        why = f"{{prompts}} prompts are too few; try {_prompts_needed(values)} or more"
+    return _undecided(why, entry, values)
 
 
 def _prompts_needed(values: Quoted) -> str:
@@ -622,7 +622,7 @@ def _measured_there(summary: Summary, answer: Answer) -> NextStep | None:
 
 def _drafting(answer: Answer) -> tuple[str, str]:
     """The keys of an answer's K, those within reach, and its temperature."""
-    return as_typed("k", [*answer.within_reach]), as_typed("temperature", answer.temperature)
+    return ks_as_typed(answer.within_reach), as_typed("temperature", answer.temperature)
 
 
 def _at_its_costs(summary: Summary, measured: ServedSummary) -> tuple[str, ...]:
