@@ -1,5 +1,6 @@
 """How long a run of the harness's own loop is said to take, before it begins."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,20 +78,31 @@ def test_a_sweep_says_how_long_it_takes_and_so_does_its_dry_run(
 def test_what_the_texts_took_corrects_what_the_rest_will_take(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def said(texts_s: float, *lengths: int, budget_s: float = 1e9, **timed: float) -> str:
+    def said(
+        texts_s: float,
+        *lengths: int,
+        budget_s: float = 1e9,
+        decided: float | None = None,
+        **timed: float,
+    ) -> str:
         work = lambda tokens, _: Work(  # noqa: E731
             [Forwards("target", tokens)], [Forwards("target", 3 * tokens)]
         )
         price = lambda work: 0.1 * sum(each.count for each in work)  # noqa: E731
         expected = RunTime(work, price, new_tokens=100, needed_bytes=1e6, again_s=20.0)
+        if decided is not None:
+            less = lambda work: decided * price(work)  # noqa: E731
+            expected = replace(expected, decided=replace(expected, price=less, again_s=2.0))
         say_left(expected, texts_s, lengths, budget_s=budget_s, **timed)
         return capsys.readouterr().err
 
-    assert "at most about 80 s left" in said(20.0, 100, 100), "twice as long, but what is repeated"
-    assert "at most about 50 s left" in said(20.0, 100, token_s=0.1), "but no plain token is"
-    assert "at most about 35 s left" in said(20.0, 50, token_s=0.1), "texts that end early"
-    assert "at most about 12 s left" in said(20.0, 100, budget_s=12.0)
+    assert "left: at most about 80 s" in said(20.0, 100, 100), "twice as long, but what is repeated"
+    assert "left: at most about 50 s" in said(20.0, 100, token_s=0.1), "but no plain token is"
+    assert "left: at most about 35 s" in said(20.0, 50, token_s=0.1), "texts that end early"
+    assert "left: at most about 12 s" in said(20.0, 100, budget_s=12.0)
     assert not said(1.0, 100)
+    first = "about 14 s if the first look decides, at most about 80 s"
+    assert f"left: {first}" in said(20.0, 100, 100, decided=0.2), "of a fifth of the rest"
     say_left(None, 20.0, [100], budget_s=1e9)
     assert not capsys.readouterr().err
 

@@ -2,13 +2,15 @@
 
 A sweep or an audition is a list of forwards (`harness.theory.cost`), which a dry run prices on
 cards. This machine is one more card: how fast it copies memory and multiplies is timed for about a
-second, before anything is loaded. It is an upper estimate: texts that end early, looks that decide
-and drafts that are dropped or need fewer visits make a run shorter.
+second, before anything is loaded. It is an upper estimate: texts that end early and drafts that are
+dropped or need fewer visits make a run shorter. Of a sweep in looks there are two: where the first
+look decides, and where none does.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic, perf_counter
 
 import psutil
@@ -30,6 +32,7 @@ from harness.commands.tasks import (
 from harness.config import AuditionConfig, ModelConf, PairConfig, SweepConfig
 from harness.measurement.environment import copy_bandwidth
 from harness.measurement.round_times import (
+    LEAST_VISITS,
     MOST_TOKENS,
     pair_ks,
     rounds_timed,
@@ -37,6 +40,7 @@ from harness.measurement.round_times import (
     visits_for,
 )
 from harness.records import Prompt, grouped
+from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder
 from harness.theory.cost import (
     Forwards,
@@ -114,15 +118,19 @@ def name_of(config: PairConfig | AuditionConfig, draft: ModelConf) -> str:
 
 
 def sweep_work(
-    config: SweepConfig, prompts: Sequence[Prompt], price: Price = lambda _: 0.0
+    config: SweepConfig,
+    prompts: Sequence[Prompt],
+    price: Price = lambda _: 0.0,
+    looks: int = LOOKS,
 ) -> Work:
     """The forwards of a sweep (`harness.commands.tasks.sweep_tasks`), each of the whole budget.
 
     Args:
+        looks: that are made, where it measures in looks.
         price: seconds of forwards where the run takes place, by which slow rounds are timed less.
     """
     turns = planned_turns(prompts, config)
-    tasks = sweep_tasks(turns, config)
+    tasks = sweep_tasks(turns, config, looks)
     count = len(tasks.texts) + missing_answers(prompts)
     texts = generated(count, _mean_length(turns), config.new_tokens, BATCH)
     rest = scores(text_tasks(turns, config), config.draft, config)
@@ -134,7 +142,8 @@ def sweep_work(
         rest += pair_forwards([k], len(some), config.new_tokens)
     if config.latency_from is None:
         ks = pair_ks(config.speculative_ks, adaptive=config.decode.stop != "none")
-        rest += _timed(turns, config, config.draft, ks, price)
+        most = LEAST_VISITS if looks < LOOKS else None
+        rest += _timed(turns, config, config.draft, ks, price, most)
     return Work(texts, rest)
 
 
@@ -184,14 +193,15 @@ def _timed(
     draft: ModelConf,
     ks: Sequence[int],
     price: Price,
+    most: int | None = None,
 ) -> list[Forwards]:
     """Single steps; and rounds, in visits that time plain decoding twice and each K once.
 
-    A visit reads its prompt once, and a draft's for each K.
+    A visit reads its prompt once, and a draft's for each K. There are `most` visits at most.
     """
     name, among_many = name_of(config, draft), isinstance(config, AuditionConfig)
     visits = visits_for(len(turns) * config.repetitions, among_many=among_many)
-    visits *= len(config.temperature)
+    visits = min(visits, most or visits) * len(config.temperature)
     context = _mean_length(turns) + max(0, config.new_tokens - MOST_TOKENS) // 2
     work = [*timing_forwards(max(ks, default=0), name), Forwards("target", visits, context)]
     for k in (0, 0, *ks):
@@ -216,6 +226,7 @@ class RunTime:
         new_tokens: the budget of a text.
         again_s: seconds in which short texts are measured again, whatever the machine's pace.
         budget_s: after which nothing more is measured; None: any number.
+        decided: the time of the same run where its first look decides; None without looks.
     """
 
     work: Callable[[int, Price], Work]
@@ -224,6 +235,7 @@ class RunTime:
     needed_bytes: float
     again_s: float = 0.0
     budget_s: float | None = None
+    decided: "RunTime | None" = None
 
     def seconds(self, new_tokens: int | None = None, pace: float = 1.0) -> tuple[float, float]:
         """Seconds of the texts, and of all else.
@@ -242,8 +254,33 @@ class RunTime:
 
     def __str__(self) -> str:
         free = fmt.memory(psutil.virtual_memory().available)
-        most_s = min(sum(self.seconds()), self.budget_s or math.inf)
-        return f"at most about {fmt.duration(most_s)}, in {fmt.memory(self.needed_bytes)} of {free}"
+        texts_s, rest_s = self.seconds()
+        took = self.sentence(rest_s, self.budget_s or math.inf, texts_s)
+        return f"{took}, in {fmt.memory(self.needed_bytes)} of {free}"
+
+    def sentence(
+        self,
+        most_s: float,
+        budget_s: float,
+        texts_s: float = 0.0,
+        *,
+        new_tokens: int | None = None,
+        pace: float = 1.0,
+    ) -> str:
+        """How long it takes, as "about 40 s if the first look decides, at most about 3 min".
+
+        Args:
+            most_s: seconds at most, but for the texts.
+            budget_s: that are left of the budget.
+            texts_s: of the texts; 0 where they are generated.
+            new_tokens, pace: as of `seconds`.
+        """
+        first = ""
+        if self.decided is not None:
+            _, least_s = self.decided.seconds(new_tokens, pace)
+            least = fmt.duration(min(least_s + texts_s, budget_s))
+            first = f"about {least} if the first look decides, "
+        return f"{first}at most about {fmt.duration(min(most_s + texts_s, budget_s))}"
 
 
 def run_time(
@@ -271,18 +308,21 @@ def run_time(
     def price(work: Sequence[Forwards]) -> float:
         return forwards_s(work, sizes, machine, context)[1]
 
-    def work_of(new_tokens: int, price: Price) -> Work:
+    def work_of(new_tokens: int, price: Price, looks: int = LOOKS) -> Work:
         asked = replace(config, new_tokens=new_tokens)
         if isinstance(asked, AuditionConfig):
             return audition_work(asked, drafts, prompts, price)
-        return sweep_work(asked, prompts, price)
+        return sweep_work(asked, prompts, price, looks)
 
-    again_s = 0.0
-    if isinstance(config, SweepConfig) and config.until == "decided":  # cells that are not precise
-        sets = {prompt.prompt_set for prompt in prompts}
-        again_s = CELL_S * len(sets) * len(config.temperature) * len(config.speculative_ks)
     needed = _needed_bytes(sizes, max(lengths) + config.new_tokens)
-    return RunTime(work_of, price, config.new_tokens, needed, again_s, config.budget_s)
+    most = RunTime(work_of, price, config.new_tokens, needed, budget_s=config.budget_s)
+    if not isinstance(config, SweepConfig) or config.until == "all" or config.mode == "replay":
+        return most
+    # Cells that are not precise are measured again
+    cells = len({prompt.prompt_set for prompt in prompts}) * len(config.temperature)
+    again_s = CELL_S * cells * len(config.speculative_ks)
+    decided = replace(most, work=partial(work_of, looks=1))
+    return replace(most, again_s=again_s, decided=decided)
 
 
 def _needed_bytes(sizes: Mapping[str, ModelSize], positions: int) -> float:
@@ -330,9 +370,10 @@ def say_left(
         pace = texts_s / before_s if before_s else 1.0
     else:
         pace = token_s / expected.price([Forwards("target", 1)])
-    _, left_s = expected.seconds(math.ceil(sum(lengths) / len(lengths)), pace)
-    left = fmt.duration(min(left_s, budget_s))
-    say(f"the texts took {fmt.duration(texts_s)}: at most about {left} left")
+    typical = math.ceil(sum(lengths) / len(lengths))
+    _, left_s = expected.seconds(typical, pace)
+    left = expected.sentence(left_s, budget_s, new_tokens=typical, pace=pace)
+    say(f"the texts took {fmt.duration(texts_s)}; left: {left}")
 
 
 class Stopwatch:

@@ -222,8 +222,10 @@ class LoopTasks:
         return self.again * len(self.measured)
 
 
-def sweep_tasks(prompts: Sequence[EncodedPrompt], config: SweepConfig) -> LoopTasks:
-    """The generations of a sweep; with `until=decided` those of all looks."""
+def sweep_tasks(
+    prompts: Sequence[EncodedPrompt], config: SweepConfig, most_looks: int = LOOKS
+) -> LoopTasks:
+    """The generations of a sweep; with `until=decided` those of so many looks, of all at most."""
     if config.mode == "replay":
         return LoopTasks(text_tasks(prompts, config), ())
     if config.until == "all":
@@ -232,7 +234,7 @@ def sweep_tasks(prompts: Sequence[EncodedPrompt], config: SweepConfig) -> LoopTa
     looks = Looks(tuple(ChosenK(float(value), largest) for value in config.temperature))
     measured = [
         task
-        for look in range(1, LOOKS + 1)
+        for look in range(1, most_looks + 1)
         for repetition in range(config.repetitions)
         for task in group_tasks(look_groups(order, config, looks, look), config, repetition)
     ]

@@ -17,9 +17,9 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from harness import formatting as fmt
 from harness.command_words import as_typed, command
 from harness.records import Verbose
+from harness.reporting import picture
 from harness.reporting.content import Content
 from harness.reporting.grid import MARK
 from harness.reporting.picture import Bar
@@ -32,9 +32,6 @@ MOST_FAILURES = 5
 FAILURE_ROWS = 2  # lines of one failure
 MOST_TABLE = 12  # lines of a table after the grid, so that the caveats still fit
 LEAST_ROWS = 2  # a table that has more rows is shown with at least this many, or not at all
-MOST_BAR = 40  # characters of the longest bar
-# Filled, hollow, and the line at 1.0; the second where the terminal's encoding lacks the first
-FANCY, PLAIN = ("█", "░", "│"), ("#", "=", "|")
 UNWRAPPED = 10_000  # columns where standard output is a pipe or a file: no line is wrapped there
 _GAP = 2
 _NARROWEST = 12
@@ -163,20 +160,10 @@ def _bar_lines(bars: Sequence[Bar], out: Console) -> Lines:
     """A bar for each speedup, filled where it was measured, with a line at 1.0."""
     if not bars:
         return ()
-    filled, hollow, line = FANCY if out.encoding.lower().startswith("utf") else PLAIN
-    label = max(len(bar.label) for bar in bars)
-    length = max(10, min(MOST_BAR, out.width - label - len("  00.00x")))
-    unit = length / max(1.25, *(bar.speedup for bar in bars))
-    one = round(unit)
-    lines: list[Text] = []
-    for bar in bars:
-        cells = [*((filled if bar.measured else hollow) * round(unit * bar.speedup)).ljust(length)]
-        cells[one] = line
-        text = f"{bar.label:{label}} {''.join(cells)} {fmt.speedup(bar.speedup)}"
-        lines.append(Text(text, "bold" if bar.best else ""))
-    kinds = [f"{filled} measured"] if any(bar.measured for bar in bars) else []
-    kinds += [f"{hollow} predicted"] if not all(bar.measured for bar in bars) else []
-    return (*lines, *_wrapped(out, [Text(f"{', '.join(kinds)}, {line} plain decoding")]))
+    fancy = out.encoding.lower().startswith("utf")
+    *drawn, key = picture.drawn(bars, out.width, picture.FANCY if fancy else picture.PLAIN)
+    lines = (Text(text, "bold" if bar.best else "") for bar, text in zip(bars, drawn, strict=True))
+    return (*lines, *_wrapped(out, [Text(key)]))
 
 
 def _next_step(content: Content, out: Console) -> Lines:

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from harness.reporting.content import Content
 from harness.reporting.definitions import Definition, closure, lookup
 from harness.reporting.markdown import environment_of
+from harness.reporting.picture import scale
 from harness.reporting.serving_commands import snippet_groups, without_line
 from harness.reporting.tables.specification import Cell, Column, Table
 
@@ -153,4 +154,5 @@ def _environment() -> Environment:
         lines=_header_lines,
         column_definition=column_definition,
         cell_definition=cell_definition,
+        bar_scale=scale,
     )

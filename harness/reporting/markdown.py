@@ -11,12 +11,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from harness.reporting.content import Content
 from harness.reporting.definitions import METRICS
 from harness.reporting.grid import MARK
+from harness.reporting.picture import Bar, drawn
 from harness.reporting.serving_commands import snippet_groups, without_line
 from harness.reporting.tables.specification import Row, Table
 
 if TYPE_CHECKING:  # matplotlib takes a second
     from harness.reporting.plots.style import Plot
 
+# Characters of a line of the picture at most
+PICTURE = 80
 # Characters with a meaning in markdown; an underscore inside a word (acceptance_rate) has none
 _SPECIAL = re.compile(r"([\\`*|<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
@@ -24,7 +27,9 @@ _SPECIAL = re.compile(r"([\\`*|<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 def report(content: Content, plots: "Sequence[Plot]", folder: Path) -> str:
     """The text of report.md in a run's folder."""
     # Markdown, not HTML: `escape` below knows its special characters
-    environment = environment_of(autoescape=False, escape_md=escape, table=table, fenced=fenced)
+    environment = environment_of(
+        autoescape=False, escape_md=escape, table=table, fenced=fenced, drawn=drawn_bars
+    )
     template = environment.get_template("report.md.j2")
     return template.render(
         report=content,
@@ -70,6 +75,11 @@ def fenced(code: str, language: str) -> str:
     longest = max((len(found) for found in re.findall(r"`+", code)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{code}\n{fence}"
+
+
+def drawn_bars(bars: Sequence[Bar]) -> str:
+    """The lines of a picture."""
+    return "\n".join(drawn(bars, PICTURE))
 
 
 def _cells(row: Row) -> list[str]:

@@ -1,6 +1,6 @@
 """The first picture of a report: a bar for each K, or for each draft, and what a gain is worth."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness import formatting as fmt
@@ -8,7 +8,9 @@ from harness.reporting import grid
 from harness.reporting.tables.leaderboard import boards
 from harness.summary import Answer, Summary
 
-MOST_BARS = 4
+MOST_BARS, MOST_BAR = 4, 40  # characters of the longest
+# A measured bar, a predicted one, and plain decoding; where a stream has no such characters
+FANCY, PLAIN = "█░│", "#=|"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,33 @@ def _of_drafts(summary: Summary, answer: Answer) -> Iterator[Bar]:
         named = (row.draft, row.k) == answer.named
         speedup = answer.speedup if named and answer.speedup is not None else row.speedup
         yield Bar(f"{label} ({mark})" if mark else label, speedup, measured=False, best=named)
+
+
+def scale(bars: Sequence[Bar]) -> float:
+    """The speedup at the end of the picture."""
+    return max(1.25, *(bar.speedup for bar in bars))
+
+
+def drawn(bars: Sequence[Bar], width: int, symbols: str = FANCY) -> list[str]:
+    """A line for each bar, filled where it was measured, with a mark at 1.0; then what they mean.
+
+    Args:
+        bars: one or more.
+        width: characters of a line at most.
+        symbols: of a measured bar, of a predicted one, and of plain decoding.
+    """
+    filled, hollow, line = symbols
+    label = max(len(bar.label) for bar in bars)
+    length = max(10, min(MOST_BAR, width - label - len("  00.00x")))
+    unit = length / scale(bars)
+    lines: list[str] = []
+    for bar in bars:
+        cells = [*((filled if bar.measured else hollow) * round(unit * bar.speedup)).ljust(length)]
+        cells[round(unit)] = line
+        lines.append(f"{bar.label:{label}} {''.join(cells)} {fmt.speedup(bar.speedup)}")
+    kinds = [f"{filled} measured"] if any(bar.measured for bar in bars) else []
+    kinds += [f"{hollow} predicted"] if not all(bar.measured for bar in bars) else []
+    return [*lines, f"{', '.join(kinds)}, {line} plain decoding"]
 
 
 def worth(summary: Summary) -> str:
