@@ -91,7 +91,8 @@ def judge(folder: RunFolder, work: Workload) -> None:
     judged = [check for check in checks if check.k in by_engine]
     left = (check for check, *_ in greedy_pairs(trials) if check.k not in by_engine)
     differ = any(check.result == "OPEN" for check in left)
-    if not work.config.score or not (sampled or differ):
+    # A file alone has no weights here: the engine has judged what it can
+    if not work.config.score or work.config.model.is_file or not (sampled or differ):
         return
     with unless_broken(folder, NotMeasured("returned_texts")), work.weights() as pair:
         check_target(folder, work, pair)
@@ -169,13 +170,16 @@ def _traces_of(
         }
     alone = draft.spec.weights == "own" and not draft.spec.reads_states
     # Whose model a server has that runs elsewhere, only the target tells
-    by_draft = work.pair is None and greedy and alone and work.config.url is None
+    files = work.config.model.is_file
+    by_draft = work.pair is None and (greedy or files) and alone and work.config.url is None
     start = work.adapter.start_draft
     engine = start(to_serve(folder, work, slots=1)) if by_draft else None
     if engine is not None:
         with engine.open(0) as server, progress("scoring the returned texts", count) as tick:
-            made = asked_traces(of_k[first], server, draft_name=draft.name, tick=tick)
-        traces = {first: made}
+            traces = {
+                k: asked_traces(texts, server, draft_name=draft.name, tick=tick)
+                for k, texts in of_k.items()
+            }
     elif by_draft:
         if folder.manifest.server_threads is not None:
             torch.set_num_threads(folder.manifest.server_threads)
