@@ -450,6 +450,7 @@ def reading(file: Path, flags: Sequence[str]) -> Iterator[Callable[[str, Mapping
     with TemporaryDirectory() as logs:
         engine = LlamaCpp(file, None, Path(logs), READ_TOKENS, more_flags=tuple(flags))
         with engine.open(0) as server:
+            assert isinstance(server, LlamaCppServer)
             yield server.posted
 
 
