@@ -44,7 +44,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness import PACKAGE
-from harness.command_words import as_typed
+from harness.command_words import as_typed, of_hydra
 from harness.command_words import command as command_line
 from harness.commands.key_help import help_of_keys
 from harness.commands.progress import progress
@@ -66,6 +66,7 @@ from harness.config import (
     split_draft,
 )
 from harness.engine_facts.draft_kinds import DRAFTS
+from harness.models.gguf_file import HUB_NAME, hub_file
 from harness.records import UserError
 from harness.storage import files, lock
 
@@ -498,8 +499,12 @@ def _in_group(word: str) -> list[str]:
         return [word]
     entries = [entry.strip("'\"") for entry in value.split(",")]
     ships = any(os.path.isfile(CONF_DIR / group / f"{entry}.yaml") for entry in entries)
-    if ships or not all("/" in entry or os.path.isdir(entry) for entry in entries):
+    if ships or not all(
+        "/" in entry or entry.endswith(".gguf") or os.path.isdir(entry) for entry in entries
+    ):
         return [word]
+    if len(entries) == 1 and HUB_NAME.fullmatch(entries[0]) and not os.path.exists(entries[0]):
+        value = of_hydra(str(hub_file(entries[0])))
     return [f"{group}={OWN_DRAFT}", f"{group}.id={value}"]
 
 

@@ -243,6 +243,11 @@ class ModelConf:
         return self.keys.named(self.name)
 
     @property
+    def is_file(self) -> bool:
+        """True where it is a GGUF file alone, without a checkpoint."""
+        return self.id.endswith(".gguf")
+
+    @property
     def served_names(self) -> tuple[str, ...]:
         """The names under which a server may list it."""
         return tuple(name for name in (self.id, self.name, self.gguf) if name)
@@ -250,6 +255,8 @@ class ModelConf:
     @property
     def where(self) -> str:
         """Its id as errors name it."""
+        if self.is_file and not isinstance(self, DraftsEntry):
+            return f"{self.keys.group}={self.id}"
         return self.keys.of("id", self.id)
 
     def check(self) -> None:
@@ -257,7 +264,10 @@ class ModelConf:
         keys = self.keys
         if not self.id:
             raise UserError(f"{keys.of('id')}: empty; give a hub id or a local folder")
-        self.name = self.name or PurePath(self.id.replace(":", "/")).name
+        name = PurePath(self.id.replace(":", "/")).name
+        self.name = self.name or name.removesuffix(".gguf")
+        if self.is_file:
+            self.gguf = self.id
         if self.device is not None and self.device_map is not None:
             raise UserError(f"{keys.of('device')} and {keys.of('device_map')}: give one of the two")
         if self.weights != "dummy":
@@ -691,9 +701,11 @@ class ModelsConfig(CommandConfig):
         for role in ("model", "draft") if not (started and engine.reads_gguf) else ():
             conf = getattr(self, role, None)
             if conf is not None and conf.gguf is not None:
+                where = conf.where if conf.is_file else f"{role}.gguf"
+                instead = "give a checkpoint" if conf.is_file else "leave it out"
                 raise UserError(
-                    f"{role}.gguf: read by llama.cpp alone, where harness.server engine=llamacpp"
-                    " starts it; leave it out"
+                    f"{where}: read by llama.cpp alone, where harness.server engine=llamacpp"
+                    f" starts it; {instead}"
                 )
         for name in self.decode.loop_only:
             if name not in self.loop_keys:
@@ -718,10 +730,37 @@ class PairConfig(ModelsConfig):
                 "give one of them another name (draft.name=...)"
             )
         check_ks(self.k, self.draft)
+        self._check_files()
         if not self.draft.spec.looks_up and self.model.weights != self.draft.weights:
             raise UserError(
                 f"model.weights={self.model.weights} and draft.weights={self.draft.weights}: their "
                 "tokenizers cannot be compared; set both to dummy or both to pretrained"
+            )
+
+    def _check_files(self) -> None:
+        """Refuse a file next to a checkpoint, and what takes the weights of a checkpoint."""
+        model, draft, rule = self.model, self.draft, self.decode.rule
+        if draft.spec.weights == "own" and not draft.spec.reads_states:
+            checkpoint, file = (draft, model) if model.is_file else (model, draft)
+            if model.is_file != draft.is_file:
+                raise UserError(
+                    f"{checkpoint.where}: {file.where} is a GGUF file alone; give that of"
+                    f" {checkpoint.name} as {checkpoint.keys.group}=FILE.gguf, or the checkpoint of"
+                    f" {file.name} with {file.keys.group}.gguf=FILE"
+                )
+        if not model.is_file or not getattr(self, "score", True):
+            return
+        if draft.spec.reads_states:
+            raise UserError(
+                f"{draft.shown}: is scored by the target's states, which {model.where} does not"
+                " give; give the checkpoint with model.gguf=FILE, or score=false"
+            )
+        sampled = any(getattr(self, "temperature", ()))
+        if sampled and rule != "greedy_draft" and not draft.spec.looks_up:
+            raise UserError(
+                f"decode.rule={rule}: above temperature 0 it is replayed from the weights of a"
+                f" checkpoint, and {model.where} is a file; give temperature=0, score=false, or the"
+                " checkpoint with model.gguf=FILE"
             )
 
 

@@ -244,7 +244,7 @@ class ModelFacts:
     role: str  # "target", "draft", or in an audition the draft's name
     name: str
     id: str | None = None  # hub id, folder or `embedded:<name>`
-    weights: str | None = None  # "pretrained", "dummy" or "embedded"
+    weights: str | None = None  # "pretrained", "dummy", "embedded" or "gguf"
     # The implementation of its steps: "cuda_graphs", "lean" or "transformers"; None if unknown.
     engine: str | None = None
     engine_reason: str | None = None  # why it is not, or not entirely, the requested one

@@ -253,7 +253,9 @@ def accept_chances(trace: TextTrace, rule: Rule, depth: int) -> Array:
         draft = by_start(draft[None], depth)[0]
     if draft.ndim == 2:
         target = by_start(target[None], depth)[0]
-    known = ~np.isnan(draft) & np.isfinite(target)
+    known = ~np.isnan(draft)
+    if not ACCEPTANCE_RULES[rule].draft_chooses:  # else the target's probabilities decide nothing
+        known &= np.isfinite(target)
     chances = accept_probabilities(rule, np.where(known, target, 0.0), draft, is_argmax)
     chances = np.where(known, chances, np.nan)
     return chances if chances.ndim == 2 else by_start(chances[None], depth)[0]

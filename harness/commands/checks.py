@@ -12,13 +12,15 @@ reason is named, and the others are ranked, unless none is left.
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from harness import prompts as prompt_sets
 from harness.commands.eligible_drafts import other_tokenizer
 from harness.commands.pair import Config
-from harness.commands.progress import fetching
+from harness.commands.progress import fetching, progress
 from harness.commands.tasks import EncodedPrompt
 from harness.config import (
     AuditionConfig,
@@ -28,6 +30,8 @@ from harness.config import (
     ServerConfig,
     check_replayed,
 )
+from harness.engines.llamacpp import reading
+from harness.models.gguf_file import GgufTokenizer
 from harness.models.load import (
     Vocabulary,
     check_tokenizers,
@@ -76,6 +80,8 @@ class Vocabularies:
         return self._read[conf.shown]
 
     def _load(self, conf: ModelConf) -> Vocabulary | None:
+        if conf.is_file:
+            return load_vocabulary(conf)
         here, dry = os.path.exists(source_of(conf)), self._config.dry_run
         try:
             with fetching(f"reading the tokenizer of {conf.name}", None if here else conf.id):
@@ -86,9 +92,22 @@ class Vocabularies:
             return None
 
     def encoded(self, target: Vocabulary, prompts: Sequence[Prompt]) -> tuple[EncodedPrompt, ...]:
-        """The prompts as `encoded_conversations` encodes them."""
+        """The prompts as `encoded_conversations` encodes them.
+
+        None of a file in a dry run, which starts no server to encode them.
+        """
         new = [prompt for prompt in prompts if prompt not in self._encoded]
-        encoded = encoded_conversations(target.tokenizer, new, self._config)
+        with ExitStack() as stack:
+            if isinstance(target.tokenizer, GgufTokenizer):
+                if self._config.dry_run:
+                    return ()
+                if new:
+                    server = reading(
+                        Path(self._config.model.id), getattr(self._config, "flags", ())
+                    )
+                    with progress("starting a server that encodes the prompts"):
+                        target.tokenizer.ask = stack.enter_context(server)
+            encoded = encoded_conversations(target.tokenizer, new, self._config)
         self._encoded |= zip(new, encoded, strict=True)
         return tuple(self._encoded[prompt] for prompt in prompts)
 
@@ -200,7 +219,7 @@ def without_too_long(
 
 
 def _check_source(config: Config, draft: ModelConf) -> None:
-    own = draft.spec.has_own_checkpoint(draft.id, config.model.id)
+    own = draft.spec.has_own_checkpoint(draft.id, config.model.id) and not draft.is_file
     if own and draft.weights != "dummy":
         source_of(draft)
 

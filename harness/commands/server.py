@@ -28,7 +28,7 @@ from harness.commands.server_start import (
 from harness.commands.server_visits import measure
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of
-from harness.models.load import load_vocabulary
+from harness.models.load import check_tokenizers, load_vocabulary
 from harness.records import GREEDY, NotInstalledError, UserError
 from harness.storage.manifest import SERVER
 
@@ -46,6 +46,14 @@ def check_mtp(config: ServerConfig, adapter: Adapter) -> None:
         )
 
 
+def check_drafts_file(config: ServerConfig, read: Vocabularies) -> None:
+    """Refuse a draft's file with another vocabulary than the target's."""
+    target = read.of(config.model)
+    draft = read.of(config.draft) if config.draft.is_file else None
+    if target is not None and draft is not None and config.draft.id != config.model.id:
+        check_tokenizers(target, draft)
+
+
 def check_budget(config: ServerConfig, adapter: Adapter) -> None:
     """Refuse texts that end where rounds begin."""
     counting = adapter.spec.counting
@@ -60,9 +68,7 @@ def check_budget(config: ServerConfig, adapter: Adapter) -> None:
 def run(config: ServerConfig) -> Outcome:
     """Measure the grid on the engine; status 1 where a server failed or changed a greedy text."""
     read = Vocabularies(config)
-    prompts = without_too_long(config, load_prompts(config), read)
     adapter = adapter_of(config)
-    check_budget(config, adapter)
     # A dry run with gpu= is the plan of another machine
     here = config.url is None and not (config.dry_run and config.gpu is not None)
 
@@ -73,6 +79,11 @@ def run(config: ServerConfig) -> Outcome:
             if not config.dry_run:
                 raise
 
+    if config.model.is_file:  # a server of it encodes the prompts
+        startable()
+        check_drafts_file(config, read)
+    prompts = without_too_long(config, load_prompts(config), read)
+    check_budget(config, adapter)
     check_mtp(config, adapter)
     check_turns(config, prompts)
     problems = Problems()
@@ -88,7 +99,9 @@ def run(config: ServerConfig) -> Outcome:
         target = read.of(config.model) or load_vocabulary(config.model)
         try_addresses(config, adapter, prompts, target.tokenizer)
     work = open_workload(config, prompts, read)
-    if config.score and work.pair is None:  # what will not fit is said before anything is measured
+    if (
+        config.score and work.pair is None and not config.model.is_file
+    ):  # what will not fit is said before anything is measured
         sampled = any(value != GREEDY for value in config.temperature)
         check_memory(config, prompts, target=sampled or config.url is not None)
     folder = begin(config, SERVER, folder, work.describe(folder and folder.manifest))

@@ -96,7 +96,8 @@ def judge(folder: RunFolder, work: Workload) -> None:
     judged = [check for check in checks if check.k in by_engine]
     left = (check for check, *_ in greedy_pairs(trials) if check.k not in by_engine)
     differ = any(check.result == "OPEN" for check in left)
-    if not work.config.score or not (sampled or differ):
+    # A file alone has no weights here: the engine has judged what it can
+    if not work.config.score or work.config.model.is_file or not (sampled or differ):
         return
     with unless_broken(folder, NotMeasured("returned_texts")), work.weights() as pair:
         check_target(folder, work, pair)
@@ -174,12 +175,13 @@ def _traces_of(
         }
     alone = draft.spec.weights == "own" and not draft.spec.reads_states
     # Whose model a server has that runs elsewhere, only the target tells
-    by_draft = work.pair is None and greedy and alone and work.config.url is None
+    files = work.config.model.is_file
+    by_draft = work.pair is None and (greedy or files) and alone and work.config.url is None
     start = work.adapter.start_draft
     engine = start(to_serve(folder, work, slots=1)) if by_draft else None
     if engine is not None:
         with engine.open(0) as server:
-            traces = {first: _asked(folder, work, of_k[first], server, how.largest_k)}
+            traces = _asked(folder, work, of_k, server, how.largest_k)
     elif by_draft:
         if folder.manifest.server_threads is not None:
             torch.set_num_threads(folder.manifest.server_threads)
@@ -208,14 +210,19 @@ def _traces_of(
 
 
 def _asked(
-    folder: RunFolder, work: Workload, texts: Sequence[GeneratedText], draft: Server, most: int
-) -> list[TextTrace]:
+    folder: RunFolder,
+    work: Workload,
+    of_k: Mapping[int, Sequence[GeneratedText]],
+    draft: Server,
+    most: int,
+) -> dict[int, list[TextTrace]]:
     """Traces by the draft's own server; where there is a threshold, confidences are stored, too."""
     name, threshold = work.config.draft.name, work.config.threshold
-    with progress("scoring the returned texts", len(texts) * (1 + (threshold > 0.0))) as tick:
+    every = [text for texts in of_k.values() for text in texts]
+    with progress("scoring the returned texts", len(every) * (1 + (threshold > 0.0))) as tick:
         if threshold:
             known = asked_confidences(
-                texts,
+                every,
                 draft,
                 draft_name=name,
                 num_draft_tokens=most,
@@ -224,7 +231,9 @@ def _asked(
                 tick=tick,
             )
             folder.add_confidences(known)
-        return asked_traces(texts, draft, draft_name=name, tick=tick)
+        return {
+            k: asked_traces(texts, draft, draft_name=name, tick=tick) for k, texts in of_k.items()
+        }
 
 
 # ---- greedy texts that differ, by the engine's noise ---------------------------------------------

@@ -101,19 +101,26 @@ def machine_pace(config: ServerConfig) -> Pace | None:
     """
     import torch
 
+    from harness.models.gguf_file import read_model
     from harness.models.load import memory_need
 
     if config.url is not None or torch.cuda.is_available():
         return None
-    try:
-        need = memory_need(config.model, torch.device("cpu"))
-    except UserError:  # of the hub, which a dry run asks for nothing
-        return None
-    if need is None:
-        return None
-    file = None if config.model.gguf is None else Path(config.model.gguf)
-    read_bytes = need.weight_bytes if file is None else file.stat().st_size
-    machine, operations = this_machine(config.threads), 2 * need.weight_bytes / need.dtype.itemsize
+    model = config.model
+    if model.is_file:
+        header = read_model(Path(model.id), model.where)
+        read_bytes, parameters = header.weights_bytes, header.parameters
+    else:
+        try:
+            need = memory_need(model, torch.device("cpu"))
+        except UserError:  # of the hub, which a dry run asks for nothing
+            return None
+        if need is None:
+            return None
+        file = None if model.gguf is None else Path(model.gguf)
+        read_bytes = need.weight_bytes if file is None else file.stat().st_size
+        parameters = need.weight_bytes / need.dtype.itemsize
+    machine, operations = this_machine(config.threads), 2 * parameters
     return Pace(
         read_bytes / READ_FROM_DISK,
         operations / (1e12 * machine.bf16_tflops),
@@ -158,7 +165,8 @@ def _judging_s(config: ServerConfig, tasks: ServerTasks, new_tokens: int, pace: 
     read = sum(len(task.entry.tokens) + new_tokens for task in greedy) * DRAFT_SHARE
     read += sum(len(task.entry.tokens) + new_tokens for task in sampled) * (1.0 + DRAFT_SHARE)
     asked = config.draft.gguf is not None and config.url is None
-    drafted = DRAFT_SHARE * pace.token_s * len(greedy) * new_tokens if asked else 0.0
+    texts = greedy + (sampled if config.model.is_file else [])
+    drafted = DRAFT_SHARE * pace.token_s * len(texts) * new_tokens if asked else 0.0
     return read * pace.prompt_token_s + drafted
 
 

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -32,6 +33,7 @@ from harness.engine_facts.engines import OWN
 from harness.engines.adapters import Adapter, adapter_of
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText
+from harness.models.gguf_file import read_model
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.records import (
     Measurement,
@@ -152,7 +154,10 @@ class Workload:
         if self.pair is not None:
             return self.pair.describe()
         names = {"target": self.vocabulary.name, "draft": self.config.draft.name}
-        models = {role: {"name": name} for role, name in names.items()}
+        models: dict[str, dict[str, Any]] = {role: {"name": name} for role, name in names.items()}
+        for role, conf in (("target", self.config.model), ("draft", self.config.draft)):
+            if conf.is_file:
+                models[role] = read_model(Path(conf.id), conf.where).describe(conf.name)
         return described(self.device, {} if known and known.models else models, self.conversations)
 
     def with_turns(self, folder: RunFolder) -> "Workload":
@@ -204,9 +209,12 @@ class Workload:
 
 def check_turns(config: ServerConfig, prompts: Sequence[Prompt]) -> None:
     """Refuse later turns where the weights that answer the earlier ones are not loaded."""
-    if not config.score and any(len(prompt.turns) > 1 for prompt in prompts):
+    if any(len(prompt.turns) > 1 for prompt in prompts) and (
+        config.model.is_file or not config.score
+    ):
+        why = config.model.where if config.model.is_file else "score=false"
         raise UserError(
-            "score=false: later turns continue the target's answers, which need its weights here;"
+            f"{why}: later turns continue the target's answers, which need its weights here;"
             " give prompts.max_turns=1"
         )
 

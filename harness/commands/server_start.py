@@ -55,6 +55,7 @@ from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
 from harness.measurement.server_request import check_drafts, unlikely_share
 from harness.models.device import resolve_device
+from harness.models.gguf_file import parts_of
 from harness.models.load import memory_need
 from harness.records import (
     GREEDY,
@@ -377,7 +378,8 @@ def _weight_bytes(work: Workload) -> dict[str, int]:
     for conf in (work.config.model, work.config.draft):
         key = conf.keys.group
         if conf.gguf is not None:
-            known[key] = Path(conf.gguf).stat().st_size if Path(conf.gguf).is_file() else 0
+            parts = parts_of(Path(conf.gguf))
+            known[key] = sum(part.stat().st_size for part in parts if part.is_file())
         elif pair is None and conf.kind == "model" and work.config.url is None:
             # On the CPU, so that no card is asked whether it computes in the dtype
             need = memory_need(conf, torch.device("cpu"))

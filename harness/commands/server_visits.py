@@ -323,7 +323,10 @@ def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequen
         for role in [role for role in new if role in servers]:
             with resumable(folder):
                 try:
-                    check_vocabulary(servers[role], work.vocabulary.tokenizer, work.conversations)
+                    if not work.config.model.is_file:  # which encoded the prompts itself
+                        check_vocabulary(
+                            servers[role], work.vocabulary.tokenizer, work.conversations
+                        )
                 except (ServerDiedError, RequestFailedError, RefusedError) as error:
                     if not left_out(role, error):
                         raise

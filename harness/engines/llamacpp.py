@@ -29,14 +29,18 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import psutil
+import torch
 
 from harness import PACKAGE
 from harness.config import ModelConf, ServerConfig
@@ -68,6 +72,7 @@ from harness.engines.protocol import (
 )
 from harness.engines.turns import Turn
 from harness.models.embedded import folder_of, gguf_of
+from harness.models.gguf_file import parts_of, read_model
 from harness.records import NotInstalledError, Rule, UserError
 
 BINARY = "llama-server"
@@ -92,6 +97,8 @@ REPLAYED_LOOKUPS = {kind for kind, spec in DRAFTS.items() if spec.looks_up and s
 BAD_REQUEST = 400
 # The prefix of the wheel's names of kinds of draft
 ENUM = "COMMON_SPECULATIVE_TYPE_"
+# Positions of a server that only encodes texts
+READ_TOKENS = 64
 # Seconds within which a binary must print its help
 HELP_S = 60.0
 
@@ -120,7 +127,8 @@ class LlamaCpp(StartedEngine):
     def weights_bytes(self, k: int) -> int:
         """The bytes of the files that a server at K reads."""
         files = (self.target, self.draft if k else None)
-        return sum(Path(file).stat().st_size for file in files if file is not None)
+        parts = [part for file in files if file is not None for part in parts_of(Path(file))]
+        return sum(part.stat().st_size for part in parts)
 
     def server(self, running: Running, k: int) -> "LlamaCppServer":
         """The client of a server that answers."""
@@ -216,6 +224,11 @@ class LlamaCppServer(HttpServer):
             # `process_token` in its server-context.cpp sends none of an incomplete character
             raise TokensLostError(f"{self.where}: its stream leaves out tokens", repeatable=False)
         return {**events[-1], "tokens": tokens}
+
+    def posted(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The answer to a body at a path, asked again where it fails for the moment."""
+        answer, _ = self._client.repeated(lambda: self._client.post(path, body))
+        return answer
 
     def _drafting_rounds(self, deadline_s: float) -> int | None:
         """The rounds that drafted since the server started; None where requests run side by side.
@@ -422,7 +435,29 @@ def _check(config: ServerConfig) -> None:
             )
     for conf in models:
         _file_of(conf)
+    _check_memory([conf for conf in models if conf.is_file])
     _check_build(kind, f"draft={config.draft.name}")
+
+
+def _check_memory(files: Sequence[ModelConf]) -> None:
+    """Refuse files that are larger than the memory, where no card takes a part of them."""
+    sizes = {conf.where: read_model(Path(conf.id), conf.where).weights_bytes for conf in files}
+    total, needed = psutil.virtual_memory().total, sum(sizes.values())
+    if needed > total and not torch.cuda.is_available():
+        raise UserError(
+            f"{' and '.join(sizes)}: {needed / 1e9:,.3g} GB of weights, and this machine has"
+            f" {total / 1e9:,.3g} GB of memory; take files of fewer bits"
+        )
+
+
+@contextmanager
+def reading(file: Path, flags: Sequence[str]) -> Iterator[Callable[[str, Mapping[str, Any]], Any]]:
+    """A server of a file, while it encodes texts; yields what sends a body to one of its paths."""
+    with TemporaryDirectory() as logs:
+        engine = LlamaCpp(file, None, Path(logs), READ_TOKENS, more_flags=tuple(flags))
+        with engine.open(0) as server:
+            assert isinstance(server, LlamaCppServer)
+            yield server.posted
 
 
 def _check_build(kind: DraftKind, where: str) -> None:
@@ -462,6 +497,8 @@ def _file_of(conf: ModelConf) -> Path:
             f"{conf.keys.of('gguf')}: not given; llama.cpp's convert_hf_to_gguf.py makes the file"
             f" of a checkpoint: {conf.keys.of('gguf', 'FILE')}"
         )
+    if conf.is_file:
+        return read_model(file, conf.where).path
     if not file.is_file():
         raise UserError(f"{where}: no such file")
     with file.open("rb") as opened:

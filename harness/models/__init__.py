@@ -3,6 +3,7 @@
 load.py          by hub id, local folder, embedded:<name> or as a dummy; a target with its draft
 checkpoint.py    checks of a complete causal model; errors of transformers in one line
 memory.py        sizes of a config, checks of memory       device.py  the device, its driver
+gguf_file.py     GGUF files: headers, vocabularies
 tokenizer.py     conversations to token ids; comparison of two tokenizers
 cached.py        transformers' forward with a cache that rewinds, also as backbone and head
 probe.py         choice of the fastest forward whose logits agree with uncached ones

@@ -76,7 +76,8 @@ SCORER = (
 )
 GGUF = (
     "weights in GGUF, the format of llama.cpp, and the harness runs transformers; give the folder "
-    "or hub id of the original (config.json and *.safetensors)"
+    "or hub id of the original (config.json and *.safetensors), or measure the files on llama.cpp: "
+    "python -m harness.server engine=llamacpp model=FILE.gguf draft=FILE.gguf"
 )
 
 # The files of weights that transformers saves, and how the name of an index of their shards ends

@@ -42,6 +42,7 @@ from harness.models.checkpoint import (
 )
 from harness.models.device import check_dtype, computes_at_speed, resolve_device
 from harness.models.embedded import EMBEDDED, folder_of
+from harness.models.gguf_file import GgufTokenizer, read_model
 from harness.models.memory import (
     MemoryNeed,
     check_fits,
@@ -223,7 +224,12 @@ def load_vocabulary(conf: ModelConf, *, fetch: bool = True) -> Vocabulary:
     """The tokenizer of a model without its weights.
 
     For a model of the hub its small files are fetched; without `fetch` only cached ones are read.
+    Of a GGUF file its header is read.
     """
+    if conf.is_file:
+        header = read_model(Path(conf.id), conf.where)
+        context = header.size("context_length")
+        return Vocabulary(conf.keys, conf.name, GgufTokenizer(header), header.ends, context)
     if conf.weights == "dummy":
         raise UserError(
             f"{conf.keys.of('weights', 'dummy')}: random weights are on no server; leave it out"
@@ -261,13 +267,16 @@ def check_tokenizers(target: Vocabulary, draft: Vocabulary) -> None:
         NotEligible: names the first difference.
     """
     difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
-    if not difference and isinstance(draft, LoadedModel):
+    rows = draft.vocab_size if isinstance(draft, LoadedModel) else None
+    if isinstance(draft.tokenizer, GgufTokenizer):
+        rows = draft.tokenizer.rows
+    if not difference and rows is not None:
         ids = target.tokenizer.get_vocab()
         last = max(ids, key=ids.__getitem__, default=None)
-        if last is not None and ids[last] >= draft.vocab_size:
+        if last is not None and ids[last] >= rows:
             difference = (
                 f"token {last!r} is {ids[last]} in the target's vocabulary, beyond the "
-                f"{draft.vocab_size} rows of the draft's embedding"
+                f"{rows} rows of the draft's embedding"
             )
     if difference:
         raise NotEligible(

@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from harness.config import PromptsConf
+from harness.models.gguf_file import GgufTokenizer
 from harness.records import Prompt, UserError, in_one_line
 
 SEPARATOR = "\n\n"
@@ -183,6 +184,8 @@ def tokenizer_difference(target: Any, draft: Any) -> str | None:
             f"{draft_ids.get(text, 'absent')} in the draft's; {len(differing)} of "
             f"{len(ordinary)} ordinary tokens differ"
         )
+    if isinstance(target, GgufTokenizer) and isinstance(draft, GgufTokenizer):
+        return target.cut_difference(draft)
     apart |= _set_apart(draft)
     for text in COMPARED_TEXTS:
         # A draft is given ids, so what its tokenizer puts before a text, or keeps whole in it, is

@@ -598,6 +598,8 @@ def _other_draft(summary: Summary) -> NextStep:
         *serving_commands.other_keys(summary),
     )
     measured = summary.served
+    if any(model.weights == "gguf" for model in summary.run.models):
+        return OTHER_DRAFT  # an audition takes checkpoints
     if measured is not None and measured.costs and measured.engine != OWN.name:
         # The costs of rounds with a look-up or a head do not hold for another kind of draft
         if kind_of(summary.run.draft, summary.run.models) not in ("model", "copy"):
