@@ -619,7 +619,7 @@ class CommandConfig:
         "tables: print the answer's tables too; true: the whole report",
         choices=(False, "tables", True),
     )
-    json: bool = key(False, "print the answer and the rows as one JSON document, and nothing else")
+    json: bool = key(False, "print the answer and the rows as one JSON document")
     debug: bool = key(False, "show the traceback of an error")
 
     def doing(self, command: str) -> str:
