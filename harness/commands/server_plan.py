@@ -5,7 +5,7 @@ server. Before a K is timed its requests are taken to last `SLOWER` times as lon
 run that would take longer than `budget_s` asks for less, in this order, until it fits: fewer
 visits; texts of half the tokens, down to `SHORT_TEXT`; the first temperature alone; fewer prompts,
 with a share of each set, down to `FEW_PROMPTS`; fewer K. A run that does not fit even so is made
-until the time is spent.
+until the time is spent, and refused where scoring its texts would take all of it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -249,6 +249,12 @@ def planned(folder: RunFolder, work: Workload, watch: Stopwatch) -> Workload:
     whole, synthetic = everything(config, prompts), is_synthetic(config, work.adapter)
     asked, needs = fitted(config, prompts, pace, watch.left_s, synthetic=synthetic)
     watch.budget_s = budget_s - needs.judging  # which follows the requests
+    if watch.left_s <= 0.0:
+        raise UserError(
+            f"budget_s={budget_s:g}: scoring the texts alone would take about"
+            f" {fmt.duration(needs.judging)} at this machine's pace; give"
+            f" budget_s={ceil(watch.spent_s + needs.total_s)}, or fewer prompts"
+        )
     if asked != whole:
         folder.note(asked_less=asked)
         work = work.asking(asked)
