@@ -200,7 +200,8 @@ def test_what_other_candidates_cost_is_known_from_visits_alone():
 def test_by_every_look_the_square_of_its_share_of_the_error_is_spent():
     """By the distribution of all statistics so far, which has its own integral in scipy."""
     shares = np.arange(1, LOOKS + 1) / LOOKS
-    bounds = stats.norm.isf([nominal_error(0.025, look_shares(n + 1)) for n in range(LOOKS)])
+    errors = [nominal_error(0.025, look_shares(n + 1)) for n in range(LOOKS)]
+    bounds = np.asarray(stats.norm.isf(errors))
     covariance = np.sqrt(np.minimum.outer(shares, shares) / np.maximum.outer(shares, shares))
     for look in range(1, LOOKS + 1):
         inside = stats.multivariate_normal(cov=covariance[:look, :look], seed=0)
