@@ -27,7 +27,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
@@ -73,7 +73,7 @@ from harness.storage import files, lock
 OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128
 FULL_ERROR = "HYDRA_FULL_ERROR"
 HELP = {"--help", "-h"}
-JSON = "json=true"
+JSON = re.compile(r"\+{0,2}json=true", re.IGNORECASE)
 MOST_CHARACTERS = 300
 # Keys that there were, and names of a group as `draft=NAME`: what does their work now
 REMOVED = {
@@ -178,7 +178,7 @@ def run_app(command: str) -> NoReturn:
         status, folder = _run_job(command, config, words)
         return note(status, folder, tuple(words))
 
-    typed_words = {*sys.argv[1:]}
+    as_json = any(JSON.fullmatch(word) for word in sys.argv[1:])
     app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=command)(job)
     before = os.environ.get(FULL_ERROR)
     shows_all, status = before == "1", OK
@@ -194,7 +194,7 @@ def run_app(command: str) -> NoReturn:
                 sys.argv[1:] = words
                 app()
         status = max((each.status for each in _jobs), default=OK)
-        if len(_jobs) > 1 and JSON not in typed_words:
+        if len(_jobs) > 1 and not as_json:
             _print_jobs()
     except UserError as error:
         _say(f"error: {_one_line(str(error))}")
@@ -214,8 +214,9 @@ def run_app(command: str) -> NoReturn:
         # The traceback keeps the run folder, and so its lock, until this block is left
         status = _report_interruption(stop)
     finally:
-        if not _jobs and _errors and JSON in typed_words:
-            print(_document(command, status), flush=True)
+        if not _jobs and _errors and as_json:
+            with suppress(OSError):  # `_flush` says so
+                print(_document(command, status))
         os.environ.pop(FULL_ERROR)
         os.environ |= {} if before is None else {FULL_ERROR: before}
     sys.exit(status if status >= SIGNALLED else max(status, _flush()))
@@ -341,15 +342,16 @@ def _run_job(command: str, config: DictConfig, words: Sequence[str]) -> tuple[in
     With `json=true` nothing but one JSON document goes to standard output.
     """
     _errors.clear()
+    as_json = False
     with suppress(OmegaConfBaseException):
-        if config.get("json") is True:
-            with redirect_stdout(io.StringIO()) as printed:
-                status, outcome = _outcome(command, config, words)
-            print(_document(command, status, outcome, printed.getvalue()), flush=True)
-            return status, outcome and outcome.folder and str(outcome.folder)
-    status, outcome = _outcome(command, config, words)
+        as_json = config.get("json") is True
+    printed = io.StringIO()
+    with redirect_stdout(printed) if as_json else nullcontext():
+        status, outcome = _outcome(command, config, words)
     try:
-        if outcome is not None and outcome.folder is not None:
+        if as_json:
+            print(_document(command, status, outcome, printed.getvalue()), flush=True)
+        elif outcome is not None and outcome.folder is not None:
             print(f"run: {outcome.folder}", flush=True)
     except OSError as error:
         status = _report(error, USER_ERROR, config, f"standard output: {error.strerror}")

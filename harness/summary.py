@@ -120,7 +120,11 @@ class MeasuredPart:
 
 @dataclass(frozen=True)
 class CandidateSpeedup:
-    """The speedup of a draft at one K on an answer's prompts, not corrected for the choice."""
+    """The speedup of a draft at one K on an answer's prompts, not corrected for the choice.
+
+    Where one K was measured next to plain decoding, what its rounds cost beyond their predicted
+    price is in the speedup of each, and not in what was `predicted` of it.
+    """
 
     draft: str
     k: int
@@ -128,6 +132,7 @@ class CandidateSpeedup:
     # Whether it and the answer's candidate are equally fast within the 95 % error of their ratio
     tied: bool
     source: Source
+    predicted: float | None = None
 
 
 @dataclass(frozen=True)

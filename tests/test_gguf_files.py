@@ -226,6 +226,14 @@ def cut_header(folder: Path) -> list[str]:
     return [f"model={file}", f"draft={GOOD}"]
 
 
+def of_malformed_values(folder: Path) -> list[str]:
+    return [f"model={file_of(folder, general__alignment='none')}", f"draft={GOOD}"]
+
+
+def of_fewer_kinds(folder: Path) -> list[str]:
+    return [f"model={file_of(folder, kinds=KINDS[:-1])}", f"draft={GOOD}"]
+
+
 def of_another_version(folder: Path) -> list[str]:
     file = folder / "old.gguf"
     file.write_bytes(b"GGUF" + struct.pack("<I", 1) + TARGET.read_bytes()[8:])
@@ -298,6 +306,8 @@ def in_turns(folder: Path) -> list[str]:
     [
         (cut, r"model=\S+cut\.gguf: the file is cut; fetch or convert it again"),
         (cut_header, r"model=\S+cut\.gguf: the file is cut; fetch or convert it again"),
+        (of_malformed_values, r"model=\S+model\.gguf: the file is cut; fetch or convert it again"),
+        (of_fewer_kinds, r"model=\S+model\.gguf: the file is cut; fetch or convert it again"),
         (of_another_version, r"GGUF of version 1; convert it again, to version 3"),
         (no_gguf, r"other\.gguf: not a GGUF file, whose first bytes are GGUF"),
         (missing, r"model=\S+nowhere\.gguf: no such file"),
@@ -364,6 +374,11 @@ def test_a_file_of_a_repository_is_found_in_the_caches(
         (snapshot / name).touch()
     words = as_hydra_takes("server", ["model=ORG/REPO:q4_k_m"])
     assert words == ["model=hf", f"model.id={snapshot / 'm-Q4_K_M.gguf'}"]
+    for name in ("UD-Q8_0.gguf", "m-Q8_0_4_4.gguf", "x-00001-of-00000.gguf"):
+        (snapshot / name).touch()
+    several = "ORG/REPO:Q8_0: several files of that name are cached, UD-Q8_0.gguf, m-Q8_0.gguf;"
+    with pytest.raises(UserError, match=several):
+        as_hydra_takes("server", ["model=ORG/REPO:Q8_0"])
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "ORG_REPO_m-Q2_K-00001-of-00002.gguf").touch()
     (tmp_path / "llama" / "ORG_REPO_m-Q2_K-00002-of-00002.gguf").touch()

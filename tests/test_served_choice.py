@@ -375,7 +375,5 @@ def test_a_budget_that_scoring_alone_would_take_is_refused_before_anything_is_as
     slow = Pace(start_s=1.0, prompt_token_s=1000.0, token_s=1000.0)
     monkeypatch.setattr(server_plan, "_pace", lambda *_: slow)
     words = [*GRID, "temperature=[0]", "prompts.limit=4", "budget_s=60"]
-    with pytest.raises(
-        UserError, match=r"budget_s=60: scoring the texts .* budget_s=\d"
-    ):
+    with pytest.raises(UserError, match=r"budget_s=60: scoring the texts .* budget_s=\d"):
         outcome_of("server", f"results_root={tmp_path}", *words)

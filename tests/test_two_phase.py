@@ -334,3 +334,22 @@ def test_texts_count_in_the_price_by_what_their_tokens_cost():
     pairs = Pairs(cost * np.tile([1.2, 1.0], 16), cost, np.full(32, 20.0), np.full(32, 20.0))
     kept = pairs.log_prices
     assert pairs.log_price == pytest.approx((kept[::2].mean() + 3 * kept[1::2].mean()) / 4)
+
+
+def test_what_measured_rounds_cost_beyond_their_price_is_in_every_candidates_speedup():
+    evidence = two_phases(np.random.default_rng(2), "R biased 3 %", ALL, TRUTHS["1.20x"], 1.0)
+    answer = verdict_on(evidence, "all", 0.0125)
+    beyond = [each.speedup / each.predicted for each in answer.candidates]
+    assert beyond == pytest.approx([beyond[0]] * len(beyond))
+    assert abs(beyond[0] - 1.0) > 0.01
+    (named,) = (each for each in answer.candidates if (each.draft, each.k) == answer.named)
+    assert named.source == "measured"
+    assert named.speedup == pytest.approx(answer.speedup, rel=0.02), "but for the optimism"
+
+
+def test_an_early_look_foresees_a_last_one_that_is_no_more_skew():
+    """Its chance to decide is that of the same error, and not of one that is eight times as skew."""
+    evidence = two_phases(np.random.default_rng(4), "heavy tails", ALL, TRUTHS["1.10x"], 1.0)
+    early = verdict_on(at_look(evidence, 1), "all", 0.0125)
+    assert early.pairs is not None
+    assert early.pairs.chance_to_decide > 0.5

@@ -80,6 +80,7 @@ def latest(trials: Sequence[Trial]) -> list[Trial]:
     for trial in trials:
         name = trial.key, trial.k
         if trial.status == "ok" or name not in kept or kept[name].status != "ok":
+            kept.pop(name, None)  # in the order of the time in which each was made
             kept[name] = trial
     return list(kept.values())
 

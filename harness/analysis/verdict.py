@@ -353,7 +353,7 @@ def decide(
         undecided,
         draft=best.draft,
         k=best.k,
-        candidates=_candidates(evidence, workload, best, compared=fit is not None),
+        candidates=_candidates(evidence, workload, best, fit),
         plain_s=_plain(workload.baseline_s, workload.baseline_tokens, workload),
         request_tokens=evidence.request_tokens(weights),
     )
@@ -386,27 +386,30 @@ def _plain(numerator: Array, denominator: Array, workload: Workload) -> float:
 
 
 def _candidates(
-    evidence: Evidence, workload: Workload, best: Candidate, *, compared: bool
+    evidence: Evidence, workload: Workload, best: Candidate, fit: TwoPhase | None
 ) -> tuple[CandidateSpeedup, ...]:
     """The speedups of all candidates, and which are as fast as the best within the error.
 
-    All are "measured" here, but for those that were not where replay chose the one that was.
+    All are "measured" here, but for those that were not where replay chose the one that was. What
+    measured rounds cost next to the price that replay has of them holds for all candidates.
     """
     names, logs = list(evidence.candidates), workload.log_speedups()
     place = names.index(best)
     tied = np.zeros(len(names), dtype=bool)
-    if compared:
+    scores = logs if fit is None else fit.scores
+    if fit is not None:
         error = half_width(workload.log_speedup_variance(place), CONFIDENCE)
         tied = np.abs(logs - logs[place]) <= error
     alone = evidence.named or (evidence.pairs and evidence.pairs.candidate)
     return tuple(
         CandidateSpeedup(
             *name,
-            math.exp(float(log)),
+            math.exp(float(score)),
             bool(equal) and name != best,
             "measured" if alone in (None, name) else "replayed",
+            math.exp(float(log)),
         )
-        for name, log, equal in zip(names, logs, tied, strict=True)
+        for name, score, log, equal in zip(names, scores, logs, tied, strict=True)
     )
 
 

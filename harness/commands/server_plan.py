@@ -101,7 +101,7 @@ def machine_pace(config: ServerConfig) -> Pace | None:
     """
     import torch
 
-    from harness.models.gguf_file import read_model
+    from harness.models.gguf_file import parts_of, read_model
     from harness.models.load import memory_need
 
     if config.url is not None or torch.cuda.is_available():
@@ -117,8 +117,9 @@ def machine_pace(config: ServerConfig) -> Pace | None:
             return None
         if need is None:
             return None
-        file = None if model.gguf is None else Path(model.gguf)
-        read_bytes = need.weight_bytes if file is None else file.stat().st_size
+        read_bytes = need.weight_bytes
+        if model.gguf is not None:
+            read_bytes = sum(part.stat().st_size for part in parts_of(Path(model.gguf)))
         parameters = need.weight_bytes / need.dtype.itemsize
     machine, operations = this_machine(config.threads), 2 * parameters
     return Pace(

@@ -488,8 +488,9 @@ def _file_of(conf: ModelConf) -> Path:
         UserError: there is none, or it is something else.
     """
     shipped = folder_of(conf.id)
+    # Not resolved: files of the hub's cache are links, and a split model's parts go by their names
     if conf.gguf is not None:
-        where, file = conf.keys.of("gguf", conf.gguf), Path(conf.gguf).resolve()
+        where, file = conf.keys.of("gguf", conf.gguf), Path(conf.gguf).absolute()
     elif shipped is not None and conf.dtype in ("auto", "float32") and conf.weights != "dummy":
         where, file = conf.where, gguf_of(shipped)
     else:

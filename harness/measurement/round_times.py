@@ -210,7 +210,7 @@ class RoundVisits:
     Attributes:
         most: how many are wanted of all processes.
         missing: how many this process has to make.
-        complete: how many are made as a whole, those not counted that are to be made again.
+        complete: how many are made as a whole.
     """
 
     def __init__(

@@ -202,7 +202,7 @@ class GgufTokenizer:
         """Why texts of the same tokens are cut differently by another file; None where not."""
         for name in ("model", "pre", "merges", "scores"):
             mine, its = (each._header.keys.get(f"tokenizer.ggml.{name}") for each in (self, other))
-            if mine != its and (name != "scores" or self._header.keys[MODEL_KEY] == "llama"):
+            if mine != its and (name != "scores" or self._header.keys.get(MODEL_KEY) == "llama"):
                 values = f" is {mine} and {its}" if name in ("model", "pre") else " differs"
                 return f"tokenizer.ggml.{name}{values} in their headers"
         return None
@@ -248,7 +248,7 @@ MODEL_KEY = "tokenizer.ggml.model"
 def parts_of(file: Path) -> list[Path]:
     """The files of a model that is split in parts, of which one is named; else the file alone."""
     match = PART.fullmatch(file.name)
-    if match is None:
+    if match is None or not int(match["count"]):
         return [file]
     stem, count = match["stem"], match["count"]
     return [file.with_name(f"{stem}-{i:05}-of-{count}.gguf") for i in range(1, int(count) + 1)]
@@ -288,7 +288,10 @@ def _read_model(parts: tuple[tuple[Path, int], ...], where: str) -> GgufHeader:
             f"{where}: its header names no language model (architecture"
             f" {architecture or 'missing'}); give a model's file"
         )
-    if "tokenizer.ggml.tokens" not in keys:
+    tokens = keys.get("tokenizer.ggml.tokens")
+    if tokens is not None and len(keys.get("tokenizer.ggml.token_type", tokens)) != len(tokens):
+        raise UserError(f"{where}: {CUT}")
+    if tokens is None:
         raise UserError(f"{where}: its header has no vocabulary; convert the checkpoint again")
     parameters = sum(each.parameters for each in files)
     return GgufHeader(parts[0][0], keys, parameters, sum(each.weights_bytes for each in files))
@@ -310,11 +313,16 @@ class _File(NamedTuple):
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 try:
                     return cls(*_Reader(data).read(named))
-                except (struct.error, IndexError, OverflowError) as error:
+                except MALFORMED as error:
                     raise UserError(f"{named}: {CUT}") from error
 
 
 CUT = "the file is cut; fetch or convert it again"
+# What reading values that are not there, or not of their type, raises
+MALFORMED = (
+    *(struct.error, IndexError, OverflowError, ZeroDivisionError),
+    *(ValueError, TypeError, RecursionError),
+)
 
 
 class _Reader:
@@ -328,7 +336,7 @@ class _Reader:
 
         Raises:
             UserError: a version that is not known, or a file that ends before its last tensor.
-            struct.error, IndexError, OverflowError: it ends within its header.
+            struct.error, IndexError, ValueError and others: it ends within its header, or is none.
         """
         version = self._number("I")
         if version not in VERSIONS:
@@ -392,12 +400,16 @@ def hub_file(name: str) -> Path:
     """
     match = HUB_NAME.fullmatch(name)
     assert match is not None
-    quant = re.compile(rf"(^|[-._/]){re.escape(match['quant'])}([-._/]|$)", re.IGNORECASE)
-    found = [
-        file
+    quant = re.compile(rf"(^|[-._/]){re.escape(match['quant'])}([-./]|$)", re.IGNORECASE)
+    found = {
+        file: inside
         for file, inside in _cached_files(match["owner"], match["repo"])
         if quant.search(inside) and "mmproj" not in inside and parts_of(file)[0] == file
-    ]
+    }
+    if len(names := sorted({*found.values()})) > 1:
+        raise UserError(
+            f"{name}: several files of that name are cached, {', '.join(names)}; give one"
+        )
     if not found:
         repo = f"{match['owner']}/{match['repo']}"
         raise UserError(

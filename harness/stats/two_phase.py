@@ -10,13 +10,13 @@ w the weights of the prompt sets, and s and p the seconds of a measured pair, th
 
     L = -ln(sum over sets of w x sum r / sum T) - g,  g = mean of ln(s / r) - ln(p / T),
 
-the first term over all prompts, g over the measured pairs, which count by r / T, as in the sums: a
-round that accepts much may cost more. An error of R is in both terms and cancels. Both sides of g
-are winsorised, each by itself, so that a few disturbed generations do not move it and what disturbs
-one side of a pair does not discard the other: what counts as far is the distance from the median of
-the pairs around it, so that drift, which both sides have in common, is kept. The values are then
-spread by Dixon and Tukey's factor ("Approximate behavior of the distribution of winsorized t",
-1968), so that their mean has the error of g.
+the first term over all prompts, g over the measured pairs, which count by r / T, the cost of a
+token of their text: a round that accepts much may cost more. An error of R is in both terms and
+cancels. Both sides of g are winsorised, each by itself, so that a few disturbed generations do not
+move it and what disturbs one side of a pair does not discard the other: what counts as far is the
+distance from the median of the pairs around it, so that drift, which both sides have in common, is
+kept. The values are then spread by Dixon and Tukey's factor ("Approximate behavior of the
+distribution of winsorized t", 1968), so that their mean has the error of g.
 
 The variance is the jackknife's of L over prompts. It takes the pairs for independent, and a machine
 drifts: where the means of contiguous blocks of time vary significantly more than that, they give
@@ -212,9 +212,12 @@ class TwoPhase:
         if share >= 1.0:
             return 0.0
         less = float(self.timing.value) * (1.0 - share)
+        own = float(self.variance.value)
+        left = math.sqrt(max(0.0, 1.0 - less / own)) if own > 0.0 else 1.0
         last = replace(
             self,
             variances=self.variances._replace(value=self.variances.value - less),
+            errors=left * self.errors,  # as skew as now
             looks=look_shares(LOOKS),
         )
         interval, deviation = last.interval(level), math.sqrt(less) or math.ulp(1.0)

@@ -197,10 +197,10 @@ def _evidence(summary: Summary, shown: grid.Marked) -> str:
         return f"Predicted by replay{rule} {where}."
     timed = f"Timed {where}."
     named = next((each for each in answer.by_k if each.k == answer.named[1]), None)
-    if answer.pairs is None or named is None:
+    if answer.pairs is None or named is None or named.predicted is None:
         return timed
     return (
-        f"{timed} Predicted {fmt.speedup(named.speedup)}; {fmt.speedup(answer.speedup)} after"
+        f"{timed} Predicted {fmt.speedup(named.predicted)}; {fmt.speedup(answer.speedup)} after"
         f" measuring {fmt.number_of(answer.pairs.measured, 'prompt', 'prompts')} and correcting for"
         " having picked the best K."
     )
