@@ -317,9 +317,9 @@ def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
 ) -> None:
     page = chromium.page(pages[name], width=360, height=740)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
-    # The verdict and every row of the grid; the line to serve follows
-    grid = page.evaluate('document.querySelector(".grid").getBoundingClientRect().toJSON()')
-    assert grid["bottom"] < 740
+    # The verdict and its picture; what each engine should serve follows
+    bars = page.evaluate('document.querySelector(".bars").getBoundingClientRect().toJSON()')
+    assert 0 < bars["bottom"] < 740
     assert grid["right"] < 360
     boxes = page.evaluate(
         '[...document.querySelectorAll(".plot")].map(plot => [plot.querySelector("img").width,'

@@ -348,7 +348,7 @@ def test_what_measured_rounds_cost_beyond_their_price_is_in_every_candidates_spe
 
 
 def test_an_early_look_foresees_a_last_one_that_is_no_more_skew():
-    """Its chance to decide is that of the same error, and not of one that is eight times as skew."""
+    """Its error is as skew as now, and not eight times as much."""
     evidence = two_phases(np.random.default_rng(4), "heavy tails", ALL, TRUTHS["1.10x"], 1.0)
     early = verdict_on(at_look(evidence, 1), "all", 0.0125)
     assert early.pairs is not None
