@@ -320,7 +320,7 @@ def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
     # The verdict and its picture; what each engine should serve follows
     bars = page.evaluate('document.querySelector(".bars").getBoundingClientRect().toJSON()')
     assert 0 < bars["bottom"] < 740
-    assert grid["right"] < 360
+    assert bars["right"] < 360
     boxes = page.evaluate(
         '[...document.querySelectorAll(".plot")].map(plot => [plot.querySelector("img").width,'
         ' plot.querySelector("img").getAttribute("width"), getComputedStyle(plot).overflowX])'
