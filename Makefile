@@ -29,12 +29,12 @@ setup: $(STAMP) ## create .venv and install the package with its test tools
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than 3.11; choose another: make setup PYTHON=python3.12" >&2; exit 2; }
-	@echo "1 of 3: an environment in $(VENV)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "2 of 3: downloading torch (200 MB for processors, some GB with CUDA)"
-	@$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "torch==$(TORCH_VERSION)"
-	@echo "3 of 3: transformers, the other libraries and this package: one to four minutes, without a word"
-	@$(BIN)/python -m pip install --quiet --editable ".[test]"
+	@echo "1 of 2: an environment in $(VENV)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "2 of 2: torch (200 MB for processors, some GB with CUDA), transformers and the other libraries:"
+	@echo "  two to five minutes without a word"
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)")
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
 	@touch $@
 
 sweep: $(STAMP) ## measure one pair and write its report (ARGS="model=... draft=...")
