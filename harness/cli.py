@@ -331,11 +331,6 @@ def _flush() -> int:
     return OK
 
 
-def run_job(command: str, config: DictConfig, words: Sequence[str]) -> int:
-    """Runs one job and returns its status; see `_run_job`."""
-    return _run_job(command, config, words)[0]
-
-
 def _run_job(command: str, config: DictConfig, words: Sequence[str]) -> tuple[int, str | None]:
     """Runs one job, prints its `run:` line or its `error:` lines; its status and its folder.
 

@@ -472,7 +472,7 @@ def test_breakeven_stores_and_prints_a_run_without_torch(tmp_path: Path) -> None
     assert "pandas" in heavy, "the command did its work"
     assert not {"torch", "transformers"} & {*heavy}
     # What it does, on a machine where that takes a while
-    does = r"\d:\d\d:\d\d (breakeven|analysing the run|writing the report)"
+    does = r"\d:\d\d:\d\d (breakeven: loading libraries|analysing the run|writing the report)"
     assert all(re.fullmatch(does, said) for said in err.splitlines()), err
     label, folder = out.splitlines()[-1].split(" ", 1)
     assert label == "run:"

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGUFReader, GGUFWriter
 from runs import EXACT_FLAGS, analysed, needs_llamacpp, outcome_of, ran
 
 from harness.cli import as_hydra_takes, compose
 from harness.config import DraftConf, ModelConf
 from harness.engines import llamacpp
 from harness.models.embedded import EMBEDDED, gguf_of
-from harness.models.gguf_file import GgufTokenizer, parts_of, read_model
+from harness.models.gguf_file import BLOCKS, GgufTokenizer, parts_of, read_model
 from harness.models.load import NotEligible, check_tokenizers, load_vocabulary, token_note
 from harness.models.tokenizer import COMPARED_TEXTS
 from harness.records import UserError
@@ -66,6 +66,11 @@ def test_a_header_reads_as_package_gguf_reads_it(file: Path) -> None:
     assert header.parameters == sum(int(tensor.n_elements) for tensor in reader.tensors)
     assert header.weights_bytes >= sum(int(tensor.n_bytes) for tensor in reader.tensors)
     assert header.weights_bytes <= file.stat().st_size
+
+
+def test_bytes_of_every_type_of_tensor_are_those_of_package_gguf() -> None:
+    """A type that is missing here would count as no bytes."""
+    assert {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()} == {**BLOCKS}
 
 
 def test_rows_that_fill_a_vocabulary_up_are_no_tokens_and_ends_are_known_by_their_text(

@@ -340,10 +340,10 @@ def decide(
     if prompt_set != "all":
         evidence, weights = evidence.only([prompt_set]), None
     asked = [name for name, weight in (weights or {}).items() if weight > 0]
-    unseen = [name for name in asked if name not in evidence.prompt_sets]
-    lacking: Values = {"prompt_set": next(iter(unseen), None)}
+    unseen = next((name for name in asked if name not in evidence.prompt_sets), None)
+    lacking: Values = {"prompt_set": unseen}
     undecided = Answer.undecided(evidence.temperature, prompt_set, "no_complete_prompt", lacking)
-    if unseen or not evidence.names or not evidence.candidates:
+    if unseen is not None or not evidence.names or not evidence.candidates:
         return undecided
     workload, level = evidence.workload(weights), 1.0 - 2.0 * error
     fit = evidence.estimate(weights, seed)
@@ -360,17 +360,9 @@ def decide(
     if fit is None:
         values = {**named, **_too_few(workload, evidence.pairs)}
         return replace(verdict, speedup=looks_like, reason="too_few_prompts", reason_values=values)
-    interval = fit.interval(level)
-    verdict = replace(
-        verdict,
-        speedup=fit.speedup,
-        speedup_lo=interval.lo,
-        speedup_hi=interval.hi,
-        chance=chance_above_zero(fit.score, fit.variance),
-        gain=math.expm1(fit.score + float(fit.variance.value) / 2.0),
-        pairs=_measured_part(fit, evidence.pairs, workload, level),
-    )
-    if interval.lo > 1.0:
+    verdict = _with_interval(verdict, fit, level)
+    verdict = replace(verdict, pairs=_measured_part(fit, evidence.pairs, workload, level))
+    if (verdict.speedup_lo or 0.0) > 1.0:
         verdict = replace(verdict, decision="speculate")
         reason, values = "held_out_gain", {}
     elif fit.ceiling(level) < 1.0:
@@ -379,6 +371,19 @@ def decide(
     else:
         reason, values = _why_undecided(fit, workload, level, verdict.pairs, of_all_sets)
     return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
+
+
+def _with_interval(verdict: Answer, fit: TwoPhase, level: float) -> Answer:
+    """The answer with the speedup of the named candidate, its bounds, and how likely a gain is."""
+    interval = fit.interval(level)
+    return replace(
+        verdict,
+        speedup=fit.speedup,
+        speedup_lo=interval.lo,
+        speedup_hi=interval.hi,
+        chance=chance_above_zero(fit.score, fit.variance),
+        gain=math.expm1(fit.score + float(fit.variance.value) / 2.0),
+    )
 
 
 def _plain(numerator: Array, denominator: Array, workload: Workload) -> float:

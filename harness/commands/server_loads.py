@@ -115,8 +115,6 @@ def _visit_under_load(
 
 def _completes(work: Workload, role: Role, server: Server, failures: Failures) -> bool:
     """True where a server decodes ids as the target's tokenizer does; else that is noted."""
-    if work.config.model.is_file:  # llama.cpp has encoded the prompts itself
-        return True
     with progress(f"checking the texts at {role}"):
         try:
             check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)

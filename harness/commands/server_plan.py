@@ -101,7 +101,7 @@ def machine_pace(config: ServerConfig) -> Pace | None:
     """
     import torch
 
-    from harness.models.gguf_file import parts_of, read_model
+    from harness.models.gguf_file import bytes_of, read_model
     from harness.models.load import memory_need
 
     if config.url is not None or torch.cuda.is_available():
@@ -119,7 +119,7 @@ def machine_pace(config: ServerConfig) -> Pace | None:
             return None
         read_bytes = need.weight_bytes
         if model.gguf is not None:
-            read_bytes = sum(part.stat().st_size for part in parts_of(Path(model.gguf)))
+            read_bytes = bytes_of(Path(model.gguf))
         parameters = need.weight_bytes / need.dtype.itemsize
     machine, operations = this_machine(config.threads), 2 * parameters
     return Pace(

@@ -55,7 +55,7 @@ from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
 from harness.measurement.server_request import check_drafts, unlikely_share
 from harness.models.device import resolve_device
-from harness.models.gguf_file import parts_of
+from harness.models.gguf_file import GgufTokenizer, bytes_of
 from harness.models.load import memory_need
 from harness.records import (
     GREEDY,
@@ -196,7 +196,12 @@ def _too_few_slots(config: ServerConfig, server: Server) -> str:
 
 
 def check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:
-    """Refuse a server that decodes ids as another text than the target's tokenizer; those ids."""
+    """Refuse a server that decodes ids as another text than the target's tokenizer; those ids.
+
+    Not where a server of the same file has encoded the prompts.
+    """
+    if isinstance(tokenizer, GgufTokenizer):
+        return []
     ids = tokenizer(prompts[0].turns[0], add_special_tokens=False)["input_ids"][:CHECKED_TOKENS]
     server.check_vocabulary(ids, tokenizer.decode(ids))
     return ids
@@ -378,8 +383,7 @@ def _weight_bytes(work: Workload) -> dict[str, int]:
     for conf in (work.config.model, work.config.draft):
         key = conf.keys.group
         if conf.gguf is not None:
-            parts = parts_of(Path(conf.gguf))
-            known[key] = sum(part.stat().st_size for part in parts if part.is_file())
+            known[key] = bytes_of(Path(conf.gguf))
         elif pair is None and conf.kind == "model" and work.config.url is None:
             # On the CPU, so that no card is asked whether it computes in the dtype
             need = memory_need(conf, torch.device("cpu"))

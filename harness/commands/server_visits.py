@@ -323,10 +323,7 @@ def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequen
         for role in [role for role in new if role in servers]:
             with resumable(folder):
                 try:
-                    if not work.config.model.is_file:  # which encoded the prompts itself
-                        check_vocabulary(
-                            servers[role], work.vocabulary.tokenizer, work.conversations
-                        )
+                    check_vocabulary(servers[role], work.vocabulary.tokenizer, work.conversations)
                 except (ServerDiedError, RequestFailedError, RefusedError) as error:
                     if not left_out(role, error):
                         raise

@@ -72,7 +72,7 @@ from harness.engines.protocol import (
 )
 from harness.engines.turns import Turn
 from harness.models.embedded import folder_of, gguf_of
-from harness.models.gguf_file import parts_of, read_model
+from harness.models.gguf_file import bytes_of, read_model
 from harness.records import NotInstalledError, Rule, UserError
 
 BINARY = "llama-server"
@@ -127,8 +127,7 @@ class LlamaCpp(StartedEngine):
     def weights_bytes(self, k: int) -> int:
         """The bytes of the files that a server at K reads."""
         files = (self.target, self.draft if k else None)
-        parts = [part for file in files if file is not None for part in parts_of(Path(file))]
-        return sum(part.stat().st_size for part in parts)
+        return sum(bytes_of(Path(file)) for file in files if file is not None)
 
     def server(self, running: Running, k: int) -> "LlamaCppServer":
         """The client of a server that answers."""

@@ -61,6 +61,8 @@ BLOCKS: Mapping[int, tuple[int, int]] = {
     34: (256, 54),
     35: (256, 66),
     39: (32, 17),
+    40: (64, 36),
+    41: (128, 18),
 }
 # Kinds of tokens (llama.h, `llama_token_type`)
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
@@ -252,6 +254,11 @@ def parts_of(file: Path) -> list[Path]:
         return [file]
     stem, count = match["stem"], match["count"]
     return [file.with_name(f"{stem}-{i:05}-of-{count}.gguf") for i in range(1, int(count) + 1)]
+
+
+def bytes_of(file: Path) -> int:
+    """The bytes of a model's file, of all its parts; 0 of those that are not there."""
+    return sum(part.stat().st_size for part in parts_of(file) if part.is_file())
 
 
 def read_model(file: Path, where: str) -> GgufHeader:
