@@ -80,6 +80,8 @@ def key(default: Any, meaning: str, **limits: Any) -> Any:
 
 
 # Of a K
+# What an audition on servers tries where nothing is given
+SERVED_KS, SERVED_THRESHOLDS = (1, 2, 4, 8, 16), (0.0, 0.5, 0.75, 0.9)
 K_LIMITS: Mapping[str, Any] = {
     "least": 0,
     "most": MOST_K,
@@ -332,6 +334,8 @@ def split_draft(entry: str) -> DraftEntry:
     """Take `name[@folder-or-hub-id][@key:value]...` apart; a folder's name may hold an @ itself."""
     name, *parts = entry.split("@")
     settings: dict[str, str] = {}
+    if name.endswith(".gguf") and not (parts and parts[0].endswith(".gguf")):
+        name, parts = PurePath(name).stem, [name, *parts]
     while parts:
         match = _SETTING.fullmatch(parts[-1])
         # `embedded:tiny` looks like a key and its value, and is an id
@@ -667,6 +671,11 @@ class ModelsConfig(CommandConfig):
         return 8
 
     @property
+    def on_servers(self) -> bool:
+        """True of an audition of GGUF files, whose drafts run on servers that it starts."""
+        return isinstance(self, AuditionConfig) and self.model.is_file
+
+    @property
     def loop_clock(self) -> LoopClock:
         """The clock of the harness's own loop; a server's is another one."""
         if isinstance(self, SweepConfig | AuditionConfig) and self.clock == "cpu":
@@ -682,7 +691,8 @@ class ModelsConfig(CommandConfig):
             self.prompts.limit_files = self.prompts.limit != "auto"
         if self.prompts.limit == "auto":
             self.prompts.limit = self.prompts_of_a_set
-        engine = ENGINES[self.engine] if isinstance(self, ServerConfig) else OWN
+        served = isinstance(self, ServerConfig) or self.on_servers
+        engine = ENGINES[str(self.engine)] if served else OWN
         if self.decode.rule is None:
             self.decode.rule = engine.rule
         if self.decode.stop != "none":
@@ -697,7 +707,7 @@ class ModelsConfig(CommandConfig):
         if self.new_tokens is None:
             stand_in = self.model.id.startswith("embedded:") or self.model.weights == "dummy"
             self.new_tokens = 48 if stand_in else 256
-        started = isinstance(self, ServerConfig) and self.url is None
+        started = served and getattr(self, "url", None) is None
         for role in ("model", "draft") if not (started and engine.reads_gguf) else ():
             conf = getattr(self, role, None)
             if conf is not None and conf.gguf is not None:
@@ -705,7 +715,7 @@ class ModelsConfig(CommandConfig):
                 instead = "give a checkpoint" if conf.is_file else "leave it out"
                 raise UserError(
                     f"{where}: read by llama.cpp alone, where harness.server engine=llamacpp"
-                    f" starts it; {instead}"
+                    f" or harness.audition starts it; {instead}"
                 )
         for name in self.decode.loop_only:
             if name not in self.loop_keys:
@@ -1063,6 +1073,15 @@ class AuditionConfig(ModelsConfig):
     until: str | None = _until("decided: losing drafts are dropped; all: every cell is measured")
     budget_s: float | None = _budget()
     engine: str | None = _engine()
+    p_min: list[float] | None = key(
+        None,
+        "with model=FILE.gguf: a draft ends at a token below this probability; 0: none",
+        example="[0,0.5,0.75,0.9]",
+        least=0,
+        most=0.999,
+        distinct=True,
+    )
+    flags: list[str] = key([], "with model=FILE.gguf: further flags of the servers")
     traces_from: str | None = key(
         None, "a run whose texts, scores and other keys are used", path=True
     )
@@ -1090,6 +1109,13 @@ class AuditionConfig(ModelsConfig):
 
         Fills in what is measured.
         """
+        if self.on_servers:
+            self._check_served()
+        elif self.p_min is not None or self.flags:
+            name = "flags" if self.p_min is None else f"p_min={self.p_min}"
+            raise UserError(
+                f"{name}: of servers, which an audition starts for model=FILE.gguf; leave it out"
+            )
         self.until = _checked_until(self)
         super().check()
         self._check_sources()
@@ -1118,6 +1144,33 @@ class AuditionConfig(ModelsConfig):
         if self.traces_from is not None and not self.latency.measure:
             return "traces_from, where every score is known"
         return None
+
+    def _check_served(self) -> None:
+        """Refuse what is not of an audition on servers; fill in its grid."""
+        self.engine = self.engine or "llamacpp"
+        if not ENGINES[self.engine].reads_gguf:
+            raise UserError(
+                f"engine={self.engine}: {self.model.where} is a GGUF file, which llamacpp serves;"
+                " leave engine out, or give a checkpoint"
+            )
+        default = AuditionConfig()
+        if self.temperature == default.temperature:
+            self.temperature = [0.0]
+        if any(self.temperature):
+            raise UserError(
+                f"temperature={self.temperature}: drafts on servers are compared at 0; give"
+                " temperature=[0], and measure one at others with harness.server"
+            )
+        if self.k == default.k:
+            self.k = [*SERVED_KS]
+        if self.p_min is None:
+            self.p_min = [*SERVED_THRESHOLDS]
+        names = ("texts_from", "traces_from", "latency_from", "latency.measure")
+        names = (*names, "latency.target_ms", "latency.draft_ms")
+        for name in names:
+            group, _, inner = name.rpartition(".")
+            if getattr(getattr(self, group) if group else self, inner):
+                raise UserError(f"{name}: not with {self.model.where}, whose servers are timed")
 
     def _check_sources(self) -> None:
         """Refuse what does not go with texts, scores and times from elsewhere."""

@@ -522,7 +522,8 @@ class ResultRow:
 
     `speedup` of a measured row is baseline ms_per_token / this row's, over the same prompts; of a
     theory row it is the formula's prediction from this run's step times. `engine` is "own" for the
-    harness's loop, else the server's name; `concurrency` is the number of requests side by side.
+    harness's loop, else the server's name; `concurrency` is the number of requests side by side;
+    `p_min` is the probability below which a token ended its draft.
     """
 
     model: str | None = None
@@ -559,6 +560,7 @@ class ResultRow:
     peak_memory_bytes: int | None = None
     engine: str = "own"
     concurrency: int = 1
+    p_min: float | None = None
 
 
 ServerClock = Literal["engine", "cpu"]

@@ -133,6 +133,7 @@ class CandidateSpeedup:
     tied: bool
     source: Source
     predicted: float | None = None
+    p_min: float | None = None  # below which a token ends a draft; None: none does
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,8 @@ class Answer:
     # a request, the mean
     plain_s: float | None = None
     request_tokens: float | None = None
+    # Of the draft and K that are named, the probability below which a token ends a draft
+    p_min: float | None = None
 
     @classmethod
     def undecided(
@@ -423,6 +426,7 @@ class LeaderboardRow:
     breakeven_alpha: float | None = None  # by the iid formula; None where even alpha = 1 loses
     probability_best: float | None = None  # share of draws in which no other row is faster
     dropped: Dropped | None = None  # where set, all numbers are of the prompts until elimination
+    p_min: float | None = None  # below which a token ends a draft; None: none does
 
 
 @dataclass(frozen=True)

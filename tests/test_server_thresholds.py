@@ -60,7 +60,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
         facts = server.facts
     emitted = [decoded(text, facts) for text in texts]
     with alone.open(0) as draft:
-        traces = asked_traces(emitted, draft, draft_name="tiny_small")
+        alone_traces = asked_traces(emitted, draft, draft_name="tiny_small")
         known = asked_confidences(
             emitted,
             draft,
@@ -69,7 +69,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
             least=0.0,
             among=SPEC.draft_top_k or 0,
         )
-    confidences = {each.key: each for each in known}
+    traces = [trace for trace, _ in known]
+    for one, other in zip(alone_traces, traces, strict=True):
+        assert one.draft_is_argmax.tolist() == other.draft_is_argmax.tolist()
+    confidences = {each.key: each for _, each in known}
     return Pair(engine, texts, ScoredTexts(traces, confidences, "greedy_draft"))
 
 

@@ -25,6 +25,7 @@ def analyse(run: StoredRun) -> Summary:
     from harness.analysis.lossless import analyse_snapshot
     from harness.analysis.plan import analyse_plan
     from harness.analysis.profile import analyse_profile
+    from harness.analysis.served_audition import analyse_served_audition
     from harness.analysis.server_run import analyse_served
     from harness.analysis.setup import Setup, run_facts
     from harness.analysis.sweep_and_audition import analyse_pair
@@ -44,4 +45,7 @@ def analyse(run: StoredRun) -> Summary:
         # What a comparison rests on is in other folders
         facts = run_facts(setup, ())
         return Summary(facts) if run.summary is None else replace(run.summary, run=facts)
-    return replace(commands[setup.command](setup), cards=run.manifest.cards)
+    made = commands[setup.command]
+    if setup.command == "audition" and str(setup.conf("model").get("id")).endswith(".gguf"):
+        made = analyse_served_audition
+    return replace(made(setup), cards=run.manifest.cards)

@@ -52,7 +52,9 @@ def rank(
 def best_of_drafts(board: Leaderboard) -> tuple[Candidate, ...]:
     """Each draft at its best K, fastest first; none that was dropped."""
     rows = (row for row in board.rows if row.dropped is None)
-    return tuple(Candidate(row.draft, row.k) for row in rows if row.draft is not None)
+    return tuple(
+        Candidate(row.draft, row.k, row.p_min or 0.0) for row in rows if row.draft is not None
+    )
 
 
 def _engines(rule: Rule) -> tuple[str, ...]:
@@ -91,6 +93,7 @@ def _row(
         alpha_lo=alphas.lo if alphas else None,
         alpha_hi=alphas.hi if alphas else None,
         breakeven_alpha=latency.rounds.break_even_alpha(name.k),
+        p_min=name.p_min or None,
     )
 
 

@@ -33,7 +33,7 @@ from harness.analysis.replayed import Replays
 from harness.analysis.round_costs import Latency
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.verdict import Candidate, Evidence, Timed
-from harness.records import Cell, ResultRow, Trial
+from harness.records import Cell, ResultRow, Trial, grouped
 from harness.stats.jackknife import (
     Array,
     Interval,
@@ -75,7 +75,7 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
                 latency.rounds.break_even_alpha(name.k),
             )
             for name, counts in replays.candidates.items()
-            for latency in [latencies[name.draft]]
+            for latency in [latencies[name.draft].at_threshold(name.k, name.p_min)]
         },
         visit_costs={
             name: latencies[name.draft].visit_costs(counts)
@@ -102,20 +102,32 @@ class Predicted:
 def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[SharedError]:
     """The errors of a server's costs, which are the same on all prompts.
 
-    Leaving out a part of that server's prompts changes the costs of all drafts. Its own run may
+    Leaving out a part of that server's prompts changes the costs of all drafts, unless each was
+    timed in requests of its own. Its own run may
     show an error beyond that, at each K. Where a draft was not measured there, its costs may be
     anywhere between two ends. One engine prices all drafts, or none of them.
     """
     every, tokens, requests = replays.candidates, replays.new_tokens, _texts(replays)
-    served = {n: each for n in every if (each := latencies[n.draft].served) is not None}
+    served = {
+        name: each
+        for name in every
+        if (each := latencies[name.draft].at_threshold(name.k, name.p_min).served) is not None
+    }
     if not served:
         return
 
     def log_costs(name: Candidate, of: Sequence[ServerCosts]) -> Array:
         return -np.log([each.speedup(tokens, every[name], requests) for each in of])
 
-    parts = np.stack([log_costs(name, each.without) for name, each in served.items()])
-    yield SharedError(independent_errors(parts), float(parts.shape[1] - 1))
+    every_draft = [*served]
+    alike = [every_draft]  # whose costs are of the same requests
+    if any(each.own_requests for each in served.values()):
+        alike = [*grouped(every_draft, lambda name: name.draft).values()]
+    for names in alike:
+        parts = np.stack([log_costs(name, served[name].without) for name in names])
+        moves = np.zeros((len(served), parts.shape[1]))
+        moves[[every_draft.index(name) for name in names]] = independent_errors(parts)
+        yield SharedError(moves, float(parts.shape[1] - 1))
     variance, degrees = next(iter(served.values())).error
     of_k = [replays.ks.index(name.k) for name in served]
     yield SharedError(np.sqrt(variance) * np.eye(len(replays.ks))[of_k], degrees)
@@ -262,7 +274,8 @@ def _row(
     name: Candidate, part: Replays, latencies: Latencies, gain: Speedup, model: str
 ) -> ResultRow:
     """The row of a candidate, on the machine as it was when the first draft was timed."""
-    counts, latency = part.candidates[name], latencies[name.draft]
+    counts = part.candidates[name]
+    latency = latencies[name.draft].at_threshold(name.k, name.p_min)
     plain_s = latencies[part.drafts[0]].rounds.baseline_s
     seconds = plain_s * latency.rounds_cost(counts, _texts(part))
     speedup_lo, speedup_hi = gain.interval or (None, None)
@@ -278,6 +291,7 @@ def _row(
         speedup_lo=speedup_lo,
         speedup_hi=speedup_hi,
         breakeven_alpha=latency.rounds.break_even_alpha(name.k),
+        p_min=name.p_min or None,
     )
 
 

@@ -101,6 +101,7 @@ class ServedTimes:
         ends: of a draft that was not measured, the two ends between which its costs are; else none.
         error: the variance of a prediction's logarithm beyond all of this, as the server's own run
             shows it, and its degrees of freedom.
+        own_requests: whether each draft was timed in requests of its own.
     """
 
     engine: str
@@ -112,6 +113,7 @@ class ServedTimes:
     without: tuple[ServerCosts, ...]
     ends: tuple[ServerCosts, ServerCosts] | None = None
     error: tuple[float, float] = (0.0, 1.0)
+    own_requests: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +126,7 @@ class Latency:
         steps: what explains them; None where no step was timed.
         timings: the raw samples behind the steps; none where these were typed in.
         served: where they are another engine's: requests cost a start, too.
+        dropped_s: seconds of the draft step whose token a threshold drops.
     """
 
     rounds: RoundTimes
@@ -131,6 +134,26 @@ class Latency:
     steps: StepTimes | None = None
     timings: tuple[StepTiming, ...] = ()
     served: ServedTimes | None = None
+    dropped_s: float = 0.0
+
+    def at_threshold(self, k: int, p_min: float) -> "Latency":
+        """The cost of rounds of up to `k` tokens that end at a token below a probability.
+
+        A round that ends before `k` tokens has made one more draft step than it has tokens. One
+        that drafted nothing is no plain token, therefore.
+        """
+        if not p_min or not self.dropped_s:
+            return self
+
+        def stopped(costs: ServerCosts) -> ServerCosts:
+            seconds = (costs.times.at(n) + self.dropped_s * (n < k) for n in range(k + 1))
+            return replace(costs, times=replace(costs.times, round_s=(*enumerate(seconds),)))
+
+        assert self.served is not None
+        costs = stopped(self.served.costs)
+        without = tuple(map(stopped, self.served.without))
+        served = replace(self.served, costs=costs, without=without)
+        return replace(self, rounds=costs.times, served=served)
 
     @property
     def source(self) -> Literal["rounds", "requests", "steps", "typed"]:

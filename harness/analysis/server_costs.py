@@ -63,11 +63,14 @@ class TimedRequests:
         by_k: 0 for those that were decoded plainly.
         net: whether another request was taken off each, so that a start may be below 0.
         looked_up: whether the drafts come from a look-up, so that most rounds draft nothing.
+        told: the numbers of drafted tokens whose rounds' times are fitted, none of them shorter
+            than that of fewer tokens; empty for the K of the requests.
     """
 
     by_k: Mapping[int, Requests]
     net: bool = False
     looked_up: bool = False
+    told: tuple[int, ...] = ()
 
     def __add__(self, other: "TimedRequests") -> "TimedRequests":
         """Both, of the K that either has."""
@@ -78,6 +81,11 @@ class TimedRequests:
             rounds = np.concatenate([one.rounds, two.rounds])
             by_k[k] = Requests(seconds, rounds, one.prompts + two.prompts)
         return replace(self, by_k=by_k, net=self.net or other.net)
+
+    def of_shared_prompts(self) -> "TimedRequests":
+        """The requests for prompts that a speculating server was asked for, too."""
+        asked = {prompt for k, each in self.by_k.items() if k for prompt in each.prompts}
+        return self._without({*self.by_k[0].prompts} - asked)
 
     def without_each_part(self) -> "list[TimedRequests]":
         """The requests without each of up to `PARTS` parts of their prompts."""
@@ -162,26 +170,29 @@ def fit_costs(timed: TimedRequests) -> ServerCosts | None:
     if plain is None or not speculative or len({*(tokens := plain.rounds[:, 0])}) < 2:
         return None
     plain_start_s, token_s = fit_line(tokens, plain.seconds, net=timed.net)
-    fitted = _fit_rounds(token_s, speculative, net=timed.net, looked_up=timed.looked_up)
+    fitted = _fit_rounds(token_s, speculative, timed)
     return None if fitted is None else ServerCosts(plain_start_s, *fitted)
 
 
 def _fit_rounds(
-    plain_s: float, requests: Mapping[int, Requests], *, net: bool, looked_up: bool
+    plain_s: float, requests: Mapping[int, Requests], timed: TimedRequests
 ) -> tuple[float, RoundTimes] | None:
     """Fit what a start and rounds cost.
+
+    Where another request was taken off each (`net`), a start may be below 0, but with the cheapest
+    round is not. Where drafts are looked up, a round that drafts nothing has a time of its own, and
+    is no plain token.
 
     Args:
         plain_s: of a plain token.
         requests: by K, ascending.
-        net: whether another request was taken off each: then a start may be below 0, but with the
-            cheapest round is not.
-        looked_up: whether a round that drafts nothing has a time of its own, and is no plain token.
+        timed: these and plain ones.
 
     Returns:
         None where a token or a round would cost nothing.
     """
-    ks = sorted({*requests} | ({0} if looked_up else set[int]()))
+    net = timed.net
+    ks = sorted({*(timed.told or requests)} | ({0} if timed.looked_up else set[int]()))
     seconds = np.concatenate([each.seconds for each in requests.values()])
     # Which line a draft shorter than every K lies on depends on the times (`RoundTimes`), so these
     # are fitted twice; by the first ones it lies on that from the plain token.
@@ -191,10 +202,16 @@ def _fit_rounds(
         counts = np.concatenate(
             [each.rounds @ shares_of_rounds(times, k) for k, each in requests.items()]
         )
-        columns = np.column_stack([np.ones_like(seconds), counts[:, 1:]])
+        of_rounds, known = counts[:, 1:], counts[:, 0] * plain_s
+        if timed.told:  # what each takes beyond the one before, the first beyond a plain token
+            of_rounds = of_rounds[:, ::-1].cumsum(axis=1)[:, ::-1]
+            known = counts.sum(axis=1) * plain_s
+        columns = np.column_stack([np.ones_like(seconds), of_rounds])
         least_s = -min(each_s for _, each_s in times.round_s) if net else 0.0
-        start_s, *rounds_s = least_squares(columns, seconds, counts[:, 0] * plain_s + least_s)
+        start_s, *rounds_s = least_squares(columns, seconds, known + least_s)
         start_s += least_s
+        if timed.told:
+            rounds_s = (plain_s + np.cumsum(rounds_s)).tolist()
         if min(plain_s, *rounds_s) <= 0.0:
             return None
         times = RoundTimes(plain_s, tuple(zip(ks, rounds_s, strict=True)))

@@ -172,13 +172,13 @@ def _timed_requests(
     if texts.counting is not None and timings:
         timings = [timing for timing in timings if timing.k in (0, *ks)]
         rejected = timed_rounds(timings, texts.counting, texts.settle)
-    requests = _requests(texts, ks, temperature, prompt_set)
+    requests = requests_of(texts, ks, temperature, prompt_set)
     if rejected is None or requests is None:
         return rejected or requests
     return rejected + requests
 
 
-def _requests(
+def requests_of(
     texts: ServedTexts, ks: Sequence[int], temperature: float, prompt_set: str | None
 ) -> TimedRequests | None:
     """The requests of other prompt sets, whole and of shorter budgets; None without any."""

@@ -155,9 +155,10 @@ class ServedTexts:
         pairs = ((trial, self.trace_of(trial)) for trial in cell)
         return Texts(tuple((trial, trace) for trial, trace in pairs if trace is not None))
 
-    def replayed(self, texts: Texts, k: int) -> Replayed:
-        """Expected counts at K, one entry per text."""
-        rule, p_min = self.engine.rule, self.p_min
+    def replayed(self, texts: Texts, k: int, p_min: float | None = None) -> Replayed:
+        """Expected counts at K, one entry per text; at the run's threshold where none is given."""
+        rule = self.engine.rule
+        p_min = self.p_min if p_min is None else p_min
         assert rule is not None
         chances, limits, k = self._as_served(texts, k, rule)
         if not p_min:

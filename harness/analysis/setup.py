@@ -106,7 +106,7 @@ class Setup:
 
     @cached_property
     def engine(self) -> ServingEngine | None:
-        """The server that a server run measured; None of every other command."""
+        """The engine whose servers a run measured; None where it measured none."""
         manifest = self.run.manifest
         return manifest.engine and manifest.engine.started_with(manifest.server_memory)
 
@@ -366,7 +366,7 @@ def _serve_on(setup: Setup) -> str | None:
 
     Of a server run the line is that server's own.
     """
-    if setup.engine is not None:
+    if setup.command == SERVER:
         return None
     priced = setup.priced_by.engine.name if setup.priced_by else None
     return setup.run.config.get("engine") or (priced if priced in with_lines() else None)

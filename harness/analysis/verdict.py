@@ -79,10 +79,14 @@ MOST_TIMES = 10
 
 
 class Candidate(NamedTuple):
-    """A draft at one K above 0, of which a verdict chooses one."""
+    """A draft at one K above 0, of which a verdict chooses one.
+
+    `p_min` is the probability below which a token ends its draft; 0: none.
+    """
 
     draft: str
     k: int
+    p_min: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,10 +353,13 @@ def decide(
     fit = evidence.estimate(weights, seed)
     best, looks_like = evidence.best_looking(workload)
     named: Values = {"draft": best.draft, "k": best.k}
+    if best.p_min:
+        named = {**named, "p_min": best.p_min}
     verdict = replace(
         undecided,
         draft=best.draft,
         k=best.k,
+        p_min=best.p_min or None,
         candidates=_candidates(evidence, workload, best, fit),
         plain_s=_plain(workload.baseline_s, workload.baseline_tokens, workload),
         request_tokens=evidence.request_tokens(weights),
@@ -366,7 +373,7 @@ def decide(
         verdict = replace(verdict, decision="speculate")
         reason, values = "held_out_gain", {}
     elif fit.ceiling(level) < 1.0:
-        verdict = replace(verdict, decision="does_not_pay", draft=None, k=0)
+        verdict = replace(verdict, decision="does_not_pay", draft=None, k=0, p_min=None)
         reason, values = "held_out_loss", evidence.alphas(best, weights)
     else:
         reason, values = _why_undecided(fit, workload, level, verdict.pairs, of_all_sets)
@@ -408,11 +415,13 @@ def _candidates(
     alone = evidence.named or (evidence.pairs and evidence.pairs.candidate)
     return tuple(
         CandidateSpeedup(
-            *name,
+            name.draft,
+            name.k,
             math.exp(float(score)),
             bool(equal) and name != best,
             "measured" if alone in (None, name) else "replayed",
             math.exp(float(log)),
+            name.p_min or None,
         )
         for name, score, log, equal in zip(names, scores, logs, tied, strict=True)
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
 from harness.analysis.setup import Setup
-from harness.commands.checks import Problems, check_run
+from harness.commands.checks import Problems, Vocabularies, check_run, without_too_long
 from harness.commands.completions import with_turns
 from harness.commands.draft_scoring import score_drafts
 from harness.commands.dry_run import print_audition
@@ -39,7 +39,10 @@ from harness.commands.run_lifecycle import (
     running,
 )
 from harness.commands.run_time import said_beforehand
+from harness.commands.served_audition import measure_on_servers, pair_config
+from harness.commands.server_requests import check_turns
 from harness.config import AuditionConfig, ModelConf, check_replayed, like_target
+from harness.engines.adapters import adapter_of
 from harness.measurement.environment import describe_host
 from harness.records import Failure, Prompt, TextTrace, UserError
 from harness.storage import RunFolder, StoredRun, load
@@ -74,6 +77,8 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     if not names:
         raise UserError("drafts=[]: name at least one, for example drafts=[tiny_good,ngram]")
     prompts = load_prompts(config)
+    if config.on_servers:
+        return _on_servers(config, drafts, prompts)
     lookups = [conf.name for conf in drafts if conf.spec.looks_up]
     stored_elsewhere = config.traces_from is not None and not config.latency.measure
     problems, times = Problems(), None
@@ -94,6 +99,29 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         folder = audition_texts(config, drafts, prompts, times or StoredTimes(), folder)
     else:
         folder = _measure_here(config, drafts, prompts, texts, times or StoredTimes(), folder)
+    return concluded(folder, verbose=config.verbose)
+
+
+def _on_servers(
+    config: AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
+) -> Outcome:
+    """Audition GGUF files on servers of the engine; nothing is loaded here."""
+    read, problems = Vocabularies(config), Problems()
+    first = pair_config(config, drafts[0])
+    check_turns(first, prompts)
+    for conf in drafts:
+        of_pair = pair_config(config, conf)
+        adapter = problems.of(adapter_of, of_pair)
+        if adapter is not None:
+            problems.of(adapter.check, of_pair)
+    if problems.lines:
+        raise UserError(*dict.fromkeys(problems.lines))
+    prompts = without_too_long(first, prompts, read)
+    fit = check_run(config, prompts, drafts, problems, read)
+    if config.dry_run:
+        print_audition(config, fit, prompts)
+        return Outcome(None)
+    folder = measure_on_servers(config, fit, prompts, read, _resumed(config))
     return concluded(folder, verbose=config.verbose)
 
 

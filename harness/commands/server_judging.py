@@ -218,22 +218,27 @@ def _asked(
 ) -> dict[int, list[TextTrace]]:
     """Traces by the draft's own server; where there is a threshold, confidences are stored, too."""
     name, threshold = work.config.draft.name, work.config.threshold
-    every = [text for texts in of_k.values() for text in texts]
-    with progress("scoring the returned texts", len(every) * (1 + (threshold > 0.0))) as tick:
-        if threshold:
+    with progress("scoring the returned texts", sum(map(len, of_k.values()))) as tick:
+        if not threshold:
+            return {
+                k: asked_traces(texts, draft, draft_name=name, tick=tick)
+                for k, texts in of_k.items()
+            }
+        among = work.adapter.spec.draft_top_k or 0
+        made: dict[int, list[TextTrace]] = {}
+        for k, texts in of_k.items():
             known = asked_confidences(
-                every,
+                texts,
                 draft,
                 draft_name=name,
                 num_draft_tokens=most,
                 least=threshold,
-                among=work.adapter.spec.draft_top_k or 0,
+                among=among,
                 tick=tick,
             )
-            folder.add_confidences(known)
-        return {
-            k: asked_traces(texts, draft, draft_name=name, tick=tick) for k, texts in of_k.items()
-        }
+            made[k] = [trace for trace, _ in known]
+            folder.add_confidences([each for _, each in known])
+        return made
 
 
 # ---- greedy texts that differ, by the engine's noise ---------------------------------------------

@@ -49,6 +49,8 @@ PREFILL_POSITIONS = 8192
 LOGITS_BYTES = 64 * 1024**2
 # Rows of the vocabulary that are marked at once for a repetition penalty
 SEEN_AT_ONCE = 64
+# Tokens that a draft's server is asked for at a time where it leaves the text: a draft ends soon
+ONWARDS = 3
 
 Numbers = NDArray[np.float64]
 # How a draft is sampled, from how the target is
@@ -190,13 +192,19 @@ def asked_traces(
             draft.generate(asked._replace(prompt=(*prompt, *tokens[:end]))).tokens[0]
             for end in range(len(tokens))
         ]
-        match, one = np.equal(best, tokens).astype(np.float64), np.ones(len(tokens))
-        target = np.full(len(tokens), 0.0 if text.request.sampling.greedy else np.nan)
-        with np.errstate(divide="ignore"):
-            scores = Scores(target, np.log(match), match, one, one)
-        traces.append(trace_of(text, draft_name, scores))
+        traces.append(_asked_trace(text, draft_name, best))
         tick()
     return traces
+
+
+def _asked_trace(text: GeneratedText, draft_name: str, best: Sequence[int]) -> TextTrace:
+    """The trace of a text, by the draft's likeliest token at each of its positions."""
+    tokens = text.tokens
+    match, one = np.equal(best, tokens).astype(np.float64), np.ones(len(tokens))
+    target = np.full(len(tokens), 0.0 if text.request.sampling.greedy else np.nan)
+    with np.errstate(divide="ignore"):
+        scores = Scores(target, np.log(match), match, one, one)
+    return trace_of(text, draft_name, scores)
 
 
 def asked_confidences(
@@ -208,8 +216,10 @@ def asked_confidences(
     least: float,
     among: int,
     tick: Callable[[], None] = lambda: None,
-) -> list[DraftConfidence]:
+) -> list[tuple[TextTrace, DraftConfidence]]:
     """Ask a plain server of the draft for what `draft_confidences` computes, for greedy texts.
+
+    What `asked_traces` asks for comes with it.
 
     One request at each position of a text: of one token where the draft's is the text's, else of
     as many as a round may draft from there, off the text.
@@ -225,15 +235,19 @@ def asked_confidences(
         ServerDiedError, RequestFailedError, RefusedError: it does not answer.
         UserError: it lists no log-probabilities.
     """
-    made: list[DraftConfidence] = []
+    made: list[tuple[TextTrace, DraftConfidence]] = []
     for text in texts:
         request, tokens = text.request, text.tokens
         asked = Asked((), SamplingParameters(0.0), 0, budget=1, logprobs=among, cached=True)
+        if len(request.tokens) > 1:  # its last token is decoded by itself, as in `asked_traces`
+            draft.generate(asked._replace(prompt=tuple(request.tokens[:-1])))
         values = np.zeros((len(tokens) + 1, num_draft_tokens))
+        best: list[int] = []
         for end, row in enumerate(values):
             prefix = asked._replace(prompt=(*request.tokens, *tokens[:end]))
             one = draft.generate(prefix)
             row[0], own = _confidence(one.likeliest), one.tokens[0]
+            best.append(own)
             leaves = end == len(tokens) or own != tokens[end]
             if not leaves or row[0] < least or num_draft_tokens == 1:
                 continue
@@ -246,7 +260,8 @@ def asked_confidences(
             )
         key = request.key
         names = (draft_name, key.prompt_set, key.prompt, key.repetition)
-        made.append(DraftConfidence(*names, key.temperature, values))
+        trace = _asked_trace(text, draft_name, best[:-1])
+        made.append((trace, DraftConfidence(*names, key.temperature, values)))
         tick()
     return made
 
@@ -269,7 +284,7 @@ def _onwards(draft: Server, asked: Asked, least: float, count: int) -> NDArray[n
     """
     values, place = np.zeros(count), 0
     while place < count:
-        done = draft.generate(asked._replace(budget=count - place))
+        done = draft.generate(asked._replace(budget=min(ONWARDS, count - place)))
         for index in range(len(done.tokens)):
             values[place] = _confidence(done.likeliest[index:])
             place += 1

@@ -195,6 +195,9 @@ class ChosenK:
     k: int | None
     # Of a sweep, after how many looks the temperature is measured no more; None before
     looks: int | None = None
+    # draft, p_min: of an audition on servers, the chosen draft and the threshold of its drafts
+    draft: str | None = None
+    p_min: float = 0.0
 
 
 class _ByTemperature:

@@ -1,0 +1,299 @@
+"""An audition on an engine's servers: which draft, K and threshold to serve, or none.
+
+The plain server's texts are every draft's texts. The draft's own server says which of their tokens
+it would have drafted, and with which probability, so the rounds of every K and threshold follow by
+replay. What a round of n drafted tokens costs is timed once for each draft: on servers that reject
+every draft, or for a look-up in requests for a few prompts (`harness.analysis.server_costs`). So
+every (draft, K, threshold) is a candidate of one verdict. The best by replay is measured next to
+plain decoding, and the others are taken to differ from it as replay has it (`as_measured`).
+
+What is stored of one draft, with the plain server's requests, is what a server run of that draft
+stores (`of_draft`), and is read as that is.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from harness.analysis.answers import Answered, Question, answered
+from harness.analysis.caveats import of_setup
+from harness.analysis.caveats.prompts import k_at_edge
+from harness.analysis.caveats.texts import greedy_texts_differ
+from harness.analysis.device import draft_memory
+from harness.analysis.failures import failures
+from harness.analysis.leaderboard import rank
+from harness.analysis.lossless import by_text, distrust
+from harness.analysis.predicted import Predicted, replayed_rows
+from harness.analysis.replayed import by_prompt
+from harness.analysis.round_costs import Latency, ServedTimes
+from harness.analysis.server_costs import fit_costs, left_out_costs, timed_rounds
+from harness.analysis.server_lossless import gate_caveats
+from harness.analysis.server_predictions import requests_of, served_rows, timed_server
+from harness.analysis.server_run import as_measured, measured_evidence
+from harness.analysis.server_texts import ServedTexts, Texts, served_texts
+from harness.analysis.setup import Setup, run_facts, shares_of_sets
+from harness.analysis.verdict import Candidate, closed
+from harness.config import AUTO_DRAFTS, split_draft
+from harness.engine_facts.draft_kinds import looks_up
+from harness.engine_facts.engines import spec_of
+from harness.records import GREEDY, Failure, ResultRow, where
+from harness.storage import StoredRun
+from harness.storage.manifest import SERVER, ChosenK
+from harness.summary import Doubt, Summary
+
+
+def of_draft(setup: Setup, draft: str, chosen: ChosenK | None = None) -> Setup:
+    """What the audition stored of one draft, as a server run of it.
+
+    Args:
+        chosen: the K and threshold at which the draft was measured; None: without what was measured
+            to decide.
+    """
+    run, notes = setup.run, setup.run.manifest
+    role = notes.models.get(draft)
+    models = {name: entry for name, entry in notes.models.items() if name == "target"}
+    plain, measured = where(run.trials, k=0), where(run.probes, draft=draft)
+    if chosen is not None:  # on the prompts of the looks so far
+        measured = where(run.trials, draft=draft)
+        prompts = {(trial.prompt_set, trial.prompt) for trial in measured}
+        plain = [trial for trial in plain if (trial.prompt_set, trial.prompt) in prompts]
+    ks = notes.served_ks
+    manifest = replace(
+        notes,
+        door=SERVER,
+        models={**models, **({} if role is None else {"draft": role})},
+        served_ks=replace(ks, chosen=(chosen,)) if ks is not None and chosen is not None else None,
+    )
+    config = {
+        **run.config,
+        "draft": {"name": draft, "kind": role.kind if role else draft},
+        "p_min": [chosen.p_min if chosen else 0.0],
+        "repetitions": 1,
+    }
+    view = replace(
+        run,
+        config=config,
+        manifest=manifest,
+        trials=(*plain, *measured),
+        starts=() if chosen else tuple(where(run.starts, draft=draft)),
+        probes=(),
+        rounds=tuple(where(run.rounds, draft=draft)),
+        checks=run.checks if chosen else (),
+    )
+    # Both are read from files once, for every draft
+    vars(view)["traces"] = where(run.traces, draft=draft)
+    vars(view)["confidences"] = where(run.confidences, draft=draft)
+    return Setup(view)
+
+
+@dataclass(frozen=True, eq=False)
+class ServedDraft:
+    """A draft whose texts are scored, and what its rounds cost on the engine.
+
+    Attributes:
+        plain: the plain server's texts, with the draft's scores.
+        thresholds: those that are replayed; 0 is none.
+    """
+
+    name: str
+    served: ServedTexts
+    plain: Texts
+    latency: Latency
+    thresholds: tuple[float, ...]
+
+    def only(self, prompts: set[tuple[str, str]]) -> Texts:
+        """The plain server's texts of some prompts."""
+        return Texts(
+            tuple(
+                pair for pair in self.plain.pairs if (pair[0].prompt_set, pair[0].prompt) in prompts
+            )
+        )
+
+
+def served_draft(setup: Setup, draft: str) -> ServedDraft | None:
+    """A draft as far as it is stored; None while no text is scored, or no round timed."""
+    served = served_texts(of_draft(setup, draft))
+    plain = served.texts(where(served.settled, k=0), 0, GREEDY)
+    latency = _latency(served) if plain.trials else None
+    if latency is None:
+        return None
+    asked, known = setup.run.config.get("p_min") or [0.0], bool(served.setup.run.confidences)
+    thresholds = tuple(float(value) for value in asked if known or not value)
+    return ServedDraft(draft, served, plain, latency, thresholds)
+
+
+def _latency(served: ServedTexts) -> Latency | None:
+    """What rounds cost, by servers that reject every draft or by requests; None without either."""
+    setup, counting = served.setup, served.counting
+    timed = None if counting is None else timed_rounds(setup.run.rounds, counting, served.settle)
+    if timed is not None:  # a server of the largest K drafts fewer tokens near the budget
+        timed = replace(timed, told=tuple(sorted(setup.ks)))
+    if timed is None and (timed := requests_of(served, served.ks, GREEDY, None)) is not None:
+        timed = replace(timed.of_shared_prompts(), told=served.ks)
+    costs = None if timed is None else fit_costs(timed)
+    without = [] if timed is None or costs is None else left_out_costs(timed, costs.times.largest)
+    if timed is None or costs is None or not without:
+        return None
+    steps = where(setup.run.timings, role="draft", model=setup.draft, kind="step")
+    samples = sorted(sample for step in steps for sample in step.samples_s)
+    return Latency(
+        costs.times,
+        served=ServedTimes(
+            engine=served.engine.name,
+            run=str(setup.run.folder),
+            temperature=GREEDY,
+            visits=len({each.visit for each in setup.run.rounds}),
+            basis="measured",
+            costs=costs,
+            without=tuple(without),
+            own_requests=True,
+        ),
+        dropped_s=samples[len(samples) // 2] if samples else 0.0,
+    )
+
+
+def predicted_drafts(setup: Setup) -> Predicted | None:
+    """Every draft, K and threshold on the prompts that all drafts scored; None before the first."""
+    names = _names(setup)
+    drafts = [made for name in names if (made := served_draft(setup, name)) is not None]
+    if not drafts:
+        return None
+    prompts = set.intersection(
+        *({(t.prompt_set, t.prompt) for t in each.plain.trials} for each in drafts)
+    )
+    counts = {
+        Candidate(draft.name, k, p_min): draft.served.replayed(texts, k, p_min)
+        for draft in drafts
+        for texts in [draft.only(prompts)]
+        for k, p_min in product(setup.ks, draft.thresholds)
+        if draft.latency.rounds.covers(k)
+    }
+    first = drafts[0].only(prompts)
+    rule = drafts[0].served.engine.rule
+    if not counts or not first.trials or rule is None:
+        return None
+    lookups = frozenset(each.name for each in drafts if looks_up(each.name))
+    return Predicted(
+        by_prompt(first.traces, rule, counts, lookups), {each.name: each.latency for each in drafts}
+    )
+
+
+def _names(setup: Setup) -> list[str]:
+    """The drafts that were asked for, those of which nothing is stored included."""
+    entries: Sequence[str] = setup.run.config.get("drafts") or ()
+    return [split_draft(entry).name for entry in entries if entry != AUTO_DRAFTS]
+
+
+def best_by_replay(run: StoredRun) -> Candidate | None:
+    """The draft, K and threshold to measure: of the largest predicted speedup; None without any."""
+    setup = Setup(run)
+    predicted = predicted_drafts(setup)
+    if predicted is None:
+        return None
+    speedups = predicted.evidence.speedups(setup.weights)
+    # Of equal ones that of fewer drafted tokens
+    return max(speedups, key=lambda name: (speedups[name], -name.k), default=None)
+
+
+def served_audition_decided(run: StoredRun, look: int) -> bool:
+    """Whether the verdict on the workload needs no more requests after so many looks."""
+    ks = run.manifest.served_ks
+    if ks is None:
+        return False
+    setup = Setup(replace(run, manifest=replace(run.manifest, served_ks=replace(ks, made=look))))
+    made = _answered(setup, predicted_drafts(setup))
+    return any(each.question.source == "measured" and closed(each.workload) for each in made)
+
+
+# ---- the record ----------------------------------------------------------------------------------
+
+
+def _chosen(setup: Setup) -> ChosenK | None:
+    ks = setup.run.manifest.served_ks
+    return ks.chosen[0] if ks is not None and ks.chosen else None
+
+
+def _answered(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]:
+    """The question of the workload, by what was measured, or before that by replay."""
+    if predicted is None:
+        return ()
+    engine, chosen, ks = setup.engine, _chosen(setup), setup.run.manifest.served_ks
+    assert engine is not None
+    question = Question(predicted.evidence, engine.rule, "replayed", engine.name)
+    doubt: Doubt | None = None
+    if ks is not None and chosen is not None and chosen.draft is not None and chosen.k:
+        served = served_texts(of_draft(setup, chosen.draft, chosen))
+        measured = measured_evidence(timed_server(served), GREEDY)
+        name = Candidate(chosen.draft, chosen.k, chosen.p_min)
+        if name._replace(p_min=0.0) in measured.candidates:
+            evidence = as_measured(
+                predicted.replays, predicted.latencies, measured, name, ks.made_at(GREEDY)
+            )
+            if evidence is not None:
+                question = replace(question, evidence=evidence, source="measured")
+        doubt = distrust(by_text([each for each in served.checks if each.result != "OPEN"]))
+    weights = shares_of_sets(setup)
+    return answered([question], lambda _: doubt, weights=weights, seed=setup.seed)
+
+
+def analyse_served_audition(setup: Setup) -> Summary:
+    """Everything an audition on servers says, as far as what it stored allows."""
+    if setup.engine is None:  # no server answered
+        return Summary(run_facts(setup, ()), failures=failures(setup), caveats=(*of_setup(setup),))
+    predicted, chosen = predicted_drafts(setup), _chosen(setup)
+    made = _answered(setup, predicted)
+    answers = tuple(each for entry in made for each in (entry.workload, *entry.sets))
+    measured = None
+    if chosen is not None and chosen.draft is not None:
+        measured = timed_server(served_texts(of_draft(setup, chosen.draft, chosen)))
+    results = tuple(_results(setup, predicted, chosen))
+    engine, notes = spec_of(setup.engine.name), setup.run.manifest.audition
+    boards, latencies = (), dict[str, Latency]()
+    if predicted is not None:
+        board = rank(predicted, setup.weights, seed=setup.seed)
+        boards, latencies = (replace(board, engines=(engine.title,)),), dict(predicted.latencies)
+    names = _names(setup)
+    lacking = tuple(name for name in names if name not in latencies)
+    facts = run_facts(setup, results)
+    checks = () if measured is None else tuple(measured.texts.checks)
+    return Summary(
+        run=replace(facts, not_scored=lacking, ranked=len(latencies)),
+        answers=answers,
+        failures=failures(setup, where(setup.run.trials, k=0)),
+        caveats=(
+            *(() if measured is None else gate_caveats(measured.gates, setup.engine.rule)),
+            *greedy_texts_differ.of(by_text(checks)),
+            *of_setup(setup, results),
+            *k_at_edge.of(setup, answers),
+        ),
+        results=results,
+        round_times=tuple(
+            replace(latency.round_summary(name), run=None) for name, latency in latencies.items()
+        ),
+        leaderboards=boards,
+        memory=tuple(_memory(setup, predicted)),
+        text_checks=checks,
+        ineligible=tuple(Failure(each.draft, each.reason) for each in notes.not_eligible),
+    )
+
+
+def _results(
+    setup: Setup, predicted: Predicted | None, chosen: ChosenK | None
+) -> Iterator[ResultRow]:
+    """What was measured, by prompt set, and what is predicted of every candidate."""
+    if chosen is not None and chosen.draft is not None:
+        server = timed_server(served_texts(of_draft(setup, chosen.draft, chosen)))
+        for row in served_rows(server).measured:
+            yield replace(row, p_min=chosen.p_min or None) if row.k else row
+    if predicted is not None:
+        yield from replayed_rows(predicted, model=setup.model)
+
+
+def _memory(setup: Setup, predicted: Predicted | None) -> Iterator[object]:
+    """What each draft takes of the memory next to the target."""
+    if predicted is None:
+        return
+    replays = predicted.replays
+    plain = where(setup.run.trials, k=0)
+    longest = max((t.prompt_tokens or 0) + len(t.tokens or ()) for t in plain)
+    yield from draft_memory(setup, [*replays.drafts], longest, lookups=replays.lookups)

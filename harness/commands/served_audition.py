@@ -1,0 +1,429 @@
+"""An audition of GGUF files: every draft, K and threshold on the servers that would serve them.
+
+Its steps, each of which leaves a report of what is known (`harness.analysis.served_audition`):
+
+1. The plain server of the target decodes every prompt once. No draft has other texts.
+2. For each draft its own server scores these texts, token by token, and servers that reject every
+   draft time rounds of each K next to plain tokens. Of a look-up the texts say what it finds, and
+   rounds are timed in requests for a few prompts.
+3. The draft, K and threshold that replay and these costs find fastest are measured next to plain
+   decoding, prompt by prompt, in looks, until the verdict is decided.
+
+A draft that fails is named and the others are ranked. Every answer is stored as it comes, so that a
+run that was stopped continues with what it lacks.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from harness.analysis.cells import latest
+from harness.analysis.served_audition import best_by_replay, served_audition_decided
+from harness.commands.checks import Vocabularies
+from harness.commands.pair import described
+from harness.commands.progress import progress, say
+from harness.commands.run_lifecycle import answer_so_far, begin, measuring, resumable
+from harness.commands.run_time import Stopwatch
+from harness.commands.server_judging import judge_greedy_texts
+from harness.commands.server_requests import Task, Workload, open_workload
+from harness.commands.server_start import (
+    check_vocabulary,
+    note_engine,
+    settle_threads,
+    started,
+    stored_facts,
+    to_serve,
+)
+from harness.commands.tasks import PLAIN, EncodedPrompt, Role, ServerTask, in_random_order
+from harness.config import AuditionConfig, ModelConf, ServerConfig
+from harness.engine_facts.draft_kinds import looks_up
+from harness.engines.protocol import (
+    RefusedError,
+    RequestFailedError,
+    Server,
+    ServerDiedError,
+)
+from harness.measurement.clock import undisturbed
+from harness.measurement.draft_scores import asked_confidences, asked_traces, lookup_traces
+from harness.measurement.server_request import ask, decoded
+from harness.measurement.target_texts import GeneratedText
+from harness.models.gguf_file import read_model
+from harness.records import (
+    GREEDY,
+    Failure,
+    Prompt,
+    RoundTiming,
+    StepTiming,
+    TextTrace,
+    Trial,
+    UserError,
+    in_one_line,
+    where,
+)
+from harness.stats.two_phase import LOOKS
+from harness.storage import RunFolder, load
+from harness.storage.manifest import ChosenK, Ended, ServedKs
+
+AUDITION = "audition"
+# Visits that time the rounds of a draft, at least and at most, and seconds after which none begins;
+# and the rounds of its largest K in the longest request
+VISITS, MOST_VISITS, ROUNDS_S, LARGEST = 2, 12, 60.0, 4
+# Prompts whose requests time the rounds of a look-up, and K of it that are timed
+LOOKUP_PROMPTS, LOOKUP_KS = 4, 2
+# Steps of a draft by itself that are timed together
+DRAFT_STEPS = 16
+Broken = (ServerDiedError, RequestFailedError, RefusedError, UserError)
+
+
+def pair_config(config: AuditionConfig, draft: ModelConf) -> ServerConfig:
+    """A server run of one of the drafts, of which the audition makes the parts that it needs."""
+    shared = ("model", "prompts", "device", "decode", "new_tokens", "threads", "resume", "dry_run")
+    shared = (*shared, "results_root", "seed", "flags", "timeout_factor", "k", "temperature")
+    return ServerConfig(
+        **{name: getattr(config, name) for name in shared},
+        draft=draft,  # type: ignore[arg-type]
+        p_min=[0.0],
+        engine=str(config.engine),
+        until="all",
+        budget_s=config.budget_s,
+        repetitions=1,
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """An audition while it is measured.
+
+    Attributes:
+        works: by draft, the workload of the pair.
+    """
+
+    folder: RunFolder
+    config: AuditionConfig
+    works: Mapping[str, Workload]
+    watch: Stopwatch
+
+    @property
+    def first(self) -> Workload:
+        """The workload of the first draft, for what is the target's alone."""
+        return next(iter(self.works.values()))
+
+
+def measure_on_servers(
+    config: AuditionConfig,
+    drafts: Sequence[ModelConf],
+    prompts: Sequence[Prompt],
+    read: Vocabularies,
+    folder: RunFolder | None,
+) -> RunFolder:
+    """Measure what the folder lacks; a new one where there is none.
+
+    Raises:
+        UserError: the plain server does not start, or is not what was asked for.
+    """
+    works = {conf.name: open_workload(pair_config(config, conf), prompts, read) for conf in drafts}
+    first = next(iter(works.values()))
+    models = {
+        conf.name: {**_described(conf), "id": conf.id, "kind": conf.kind}
+        for conf in drafts
+        if conf.is_file
+    }
+    target = _described(config.model)
+    folder = begin(
+        config, AUDITION, folder, described(first.device, {"target": target, **models}, prompts)
+    )
+    run = _Run(folder, config, works, Stopwatch(folder, config.budget_s))
+    with measuring(folder, first.measured_on):
+        try:
+            _measure(run)
+        except KeyboardInterrupt:
+            answer_so_far(folder, "interrupted", page=True)
+            raise
+    return folder
+
+
+def _described(conf: ModelConf) -> dict[str, Any]:
+    return read_model(Path(conf.id), conf.where).describe(conf.name)
+
+
+def _measure(run: _Run) -> None:
+    folder, first = run.folder, run.first
+    with resumable(folder):
+        settle_threads(folder, first)
+    with ExitStack() as stack:
+        plain = _open(run, stack, first, PLAIN)
+        _decode_plainly(run, plain)
+        for number, (name, work) in enumerate(run.works.items(), start=1):
+            if run.watch.left_s < 0 and number > 1:
+                say(f"budget_s={run.config.budget_s:g} is spent; not ranked: {name}")
+                continue
+            try:
+                _score(run, name, work)
+                _time_rounds(run, name, work, plain)
+            except Broken as error:
+                _note_failure(run, name, error)
+                continue
+            answer_so_far(folder, f"after {number} of {len(run.works)} drafts")
+        _measure_best(run, plain)
+
+
+def _open(run: _Run, stack: ExitStack, work: Workload, role: Role) -> Server:
+    """A server that answers, checked and warmed up."""
+    with resumable(run.folder):
+        servers = stack.enter_context(started(run.folder, work, [role], slots=1))
+        server = servers[role]
+        check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
+        if not role.rejects:
+            note_engine(run.folder, work, server)
+        shortest = min(work.prompts, key=lambda entry: len(entry.tokens))
+        asked = work.request(shortest, GREEDY, role.k, 0).asked
+        server.generate(asked._replace(budget=min(4, work.config.new_tokens)))
+    return server
+
+
+def _note_failure(run: _Run, name: str, error: Exception) -> None:
+    notes = run.folder.manifest.audition
+    others = [each for each in notes.failures if each.where != name]
+    failed = Failure(name, in_one_line(error))
+    run.folder.note(audition=replace(notes, failures=(*others, failed)))
+    say(f"{name}: {failed.error}; the other drafts are ranked without it")
+
+
+# ---- the target's texts --------------------------------------------------------------------------
+
+
+def _decode_plainly(run: _Run, plain: Server) -> None:
+    """Every prompt once, in an order of which every beginning has its share of each set."""
+    folder, work = run.folder, run.first
+    known = {trial.cell for trial in where(latest(list(folder.trials.read())), status="ok")}
+    order = in_random_order(work.prompts, work.config.seed)
+    entries = [entry for conversation in order for entry in conversation.turns]
+    tasks = work.tasks(ServerTask(PLAIN, 0, entry, GREEDY, "trials") for entry in entries)
+    waiting = [task for task in tasks if task.request.cell not in known]
+    sizes = [len(task.request.tokens) + task.request.budget for task in waiting]
+    with progress("decoding the prompts plainly", len(waiting), sizes=sizes) as tick:
+        for task in waiting:
+            folder.trials.append(_answer(work, plain, task))
+            tick()
+
+
+def _answer(work: Workload, server: Server, task: Task, *, cached: bool = False) -> Trial:
+    """The line of a request's answer; one that has none is stored as failed."""
+    try:
+        served = ask(server, task.request, task.visit, work.clock, cached=cached)
+    except (RequestFailedError, RefusedError) as error:
+        return task.request.as_trial(status="failed", error=in_one_line(error))
+    return served.trial(server.facts, work.clock)
+
+
+def _texts(run: _Run, work: Workload) -> list[GeneratedText]:
+    """The plain server's texts, as far as its rounds emitted them."""
+    facts = stored_facts(run.folder)
+    trials = where(latest(list(run.folder.trials.read())), status="ok", k=0)
+    counting = facts.spec.counting
+    first = 0 if counting is None else counting.first_position
+    emitted = [trial for trial in trials if len(trial.tokens or ()) > first]
+    return [decoded(work.returned(trial), facts) for trial in emitted]
+
+
+# ---- one draft -----------------------------------------------------------------------------------
+
+
+def _score(run: _Run, name: str, work: Workload) -> None:
+    """Score the texts that are not scored by the draft yet, and time steps of the draft."""
+    folder, draft = run.folder, work.config.draft
+    known = {trace.key for trace in folder.traces() if trace.draft == name}
+    texts = [text for text in _texts(run, work) if text.request.key not in known]
+    if not texts:
+        return
+    most = max(run.config.speculative_ks)
+    if draft.spec.looks_up:
+        folder.add_traces(lookup_traces(texts, draft.kind, num_draft_tokens=most, draft_name=name))
+        return
+    thresholds = [p for p in run.config.p_min or () if p]
+    # The threshold has its file asked for by `start_draft`
+    asked = replace(work, config=replace(work.config, p_min=[min(thresholds, default=0.0)]))
+    engine = work.adapter.start_draft(to_serve(folder, asked, slots=1))
+    assert engine is not None  # a file
+    with engine.open(0) as server:
+        with progress(f"scoring the texts by {name}", len(texts)) as tick:
+            for text in texts:
+                trace: TextTrace
+                if thresholds:
+                    ((trace, confidence),) = asked_confidences(
+                        [text],
+                        server,
+                        draft_name=name,
+                        num_draft_tokens=most,
+                        least=min(thresholds),
+                        among=work.adapter.spec.draft_top_k or 0,
+                    )
+                    folder.add_confidences([confidence])
+                else:
+                    (trace,) = asked_traces([text], server, draft_name=name)
+                folder.add_traces([trace])
+                tick()
+        _time_steps(run, name, work, server)
+
+
+def _time_steps(run: _Run, name: str, work: Workload, draft: Server) -> None:
+    """What a token of the draft by itself takes: that of a token which a threshold drops."""
+    shortest = min(work.prompts, key=lambda entry: len(entry.tokens))
+    asked = work.request(shortest, GREEDY, 0, 0).asked
+    samples: list[float] = []
+    for _ in range(3):
+        done = draft.generate(asked._replace(budget=1 + DRAFT_STEPS, cached=True))
+        if done.decode_s is not None and done.returned > 1:
+            samples.append(done.decode_s / (done.returned - 1))
+    if samples:
+        context = len(shortest.tokens)
+        made = StepTiming("draft", name, "step", 1, context, 1, tuple(samples))
+        others = [each for each in run.folder.timings() if each.model != name]
+        run.folder.write_timings([*others, made])
+
+
+def _time_rounds(run: _Run, name: str, work: Workload, plain: Server) -> None:
+    """Time rounds of every K of a draft next to plain tokens."""
+    if looks_up(work.config.draft.kind):
+        _time_requests(run, name, work)
+        return
+    folder, k = run.folder, max(run.config.speculative_ks)
+    first = stored_facts(folder).first_position
+    # With n tokens left of the budget, a server drafts n - 1 at most
+    lengths = [1, *(1 + each for each in sorted(run.config.speculative_ks)), k + LARGEST]
+    known = {timing.visit for timing in folder.rounds.read() if timing.draft == name}
+    visits = [visit for visit in range(MOST_VISITS) if visit not in known]
+    if len(known) >= VISITS:
+        return
+    entry = _of_long_text(run, work, 1 + max(lengths))
+    with ExitStack() as stack:
+        servers = {k: _open(run, stack, work, Role(k, rejects=True)), 0: plain}
+        begun = monotonic()
+        with progress(f"timing rounds of {name}", len(visits)) as tick, undisturbed():
+            for visit in visits:
+                if visit >= VISITS and monotonic() - begun > ROUNDS_S / 2:
+                    break
+                made: list[RoundTiming] = []
+                for count, (of_k, server) in product(lengths, servers.items()):
+                    (task,) = work.tasks([ServerTask(Role(of_k), visit, entry, GREEDY, "rounds")])
+                    request = replace(task.request, budget=count + first)
+                    served = ask(server, request, visit, work.clock, cached=True)
+                    if served.completion.returned > first:
+                        made.append(served.rejected_rounds(server.facts, work.clock, name))
+                for line in made:  # a visit is stored whole
+                    folder.rounds.append(line)
+                tick()
+
+
+def _of_long_text(run: _Run, work: Workload, enough: int) -> EncodedPrompt:
+    """The shortest prompt of those whose text has so many tokens."""
+    long = {
+        (trial.prompt_set, trial.prompt)
+        for trial in where(run.folder.trials.read(), status="ok", k=0)
+        if len(trial.tokens or ()) >= enough
+    }
+    fit = [e for e in work.prompts if (e.prompt.prompt_set, e.prompt.id) in long]
+    return min(fit or work.prompts, key=lambda entry: len(entry.tokens))
+
+
+def _time_requests(run: _Run, name: str, work: Workload) -> None:
+    """Requests of a look-up for the prompts in whose texts it finds most, at a few K."""
+    folder = run.folder
+    stored = where(latest(list(folder.probes.read())), status="ok", draft=name)
+    known = {trial.k for trial in stored}
+    ks = sorted(run.config.speculative_ks)
+    few = sorted({ks[len(ks) // 2], ks[-1]})[-LOOKUP_KS:]
+    found = sorted(
+        where(folder.traces(), draft=name),
+        key=lambda trace: -float((trace.draft_is_argmax[:, :1]).mean()),
+    )
+    most = [work.entry(trace.prompt_set, trace.prompt) for trace in found[: 3 * LOOKUP_PROMPTS]]
+    entries = sorted(most, key=lambda entry: len(entry.tokens))[:LOOKUP_PROMPTS]
+    left = [k for k in few if k not in known]
+    with progress(f"timing rounds of {name}", len(left)) as tick, undisturbed():
+        for k in left:
+            with ExitStack() as stack:
+                server = _open(run, stack, work, Role(k))
+                for entry in entries:
+                    whole, part = work.tasks(
+                        ServerTask(Role(k), 0, entry, GREEDY, file, file == "starts")
+                        for file in ("probes", "starts")
+                    )
+                    folder.probes.append(_answer(work, server, whole))
+                    folder.starts.append(_answer(work, server, part, cached=True))
+            tick()
+
+
+# ---- the best of them ----------------------------------------------------------------------------
+
+
+def _measure_best(run: _Run, plain: Server) -> None:
+    """Measure the best candidate next to plain decoding, in looks."""
+    folder, ks = run.folder, run.folder.manifest.served_ks
+    if ks is None or not ks.chosen:
+        best = best_by_replay(load(folder.path))
+        if best is None:
+            return
+        ks = ServedKs((best.k,), (ChosenK(GREEDY, best.k, draft=best.draft, p_min=best.p_min),))
+        folder.note(served_ks=ks)
+    chosen = ks.chosen[0]
+    assert chosen.draft is not None
+    work = run.works.get(chosen.draft)
+    if work is None or ks.ended is not None or chosen.k is None:
+        return
+    work = replace(work, config=replace(work.config, p_min=[chosen.p_min], k=[chosen.k]))
+    order = in_random_order(work.prompts, work.config.seed)
+    named = f"{chosen.draft} with K={chosen.k}"
+    if chosen.p_min:
+        named = f"{named} and p_min={chosen.p_min:g}"
+    say(f"fastest by replay: {named}; it is measured next to plain decoding")
+    with ExitStack() as stack:
+        try:
+            servers = {PLAIN: plain, Role(chosen.k): _open(run, stack, work, Role(chosen.k))}
+        except Broken as error:
+            _note_failure(run, chosen.draft, error)
+            return
+        begun, ended = monotonic(), None
+        for look in range(ks.made + 1, LOOKS + 1):
+            first, last = (math.ceil(len(order) * n / LOOKS) for n in (look - 1, look))
+            entries = [entry for each in order[first:last] for entry in each.turns]
+            _measure_part(run, work, entries, servers)
+            judge_greedy_texts(folder, work, servers)
+            ks = replace(ks, made=look)
+            if served_audition_decided(load(folder.path), look):
+                ks = replace(ks, chosen=(replace(chosen, looks=look),))
+                ended = "decided"
+            elif look == LOOKS:
+                ended = "prompts"
+            elif (monotonic() - begun) / look > run.watch.left_s:
+                ended = "budget"
+            ks = replace(ks, ended=_ended(ended))
+            folder.note(served_ks=ks)
+            if ended is not None:
+                break
+            answer_so_far(folder, f"answer after look {look} of {LOOKS}")
+
+
+def _ended(ended: str | None) -> Ended | None:
+    return ended  # type: ignore[return-value]
+
+
+def _measure_part(
+    run: _Run, work: Workload, entries: Sequence[EncodedPrompt], servers: Mapping[Role, Server]
+) -> None:
+    """Every prompt on both servers, one after the other; which is first alternates."""
+    folder = run.folder
+    done = {trial.cell for trial in where(folder.trials.read(), status="ok")}
+    with progress("measuring", len(entries)) as tick, undisturbed():
+        for number, entry in enumerate(entries):
+            roles = [*servers] if number % 2 else [*servers][::-1]
+            tasks = work.tasks(ServerTask(role, 1, entry, GREEDY, "trials") for role in roles)
+            if any(task.request.cell not in done for task in tasks):
+                for task in tasks:
+                    folder.trials.append(_answer(work, servers[task.role], task))
+            tick()
