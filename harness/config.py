@@ -1165,6 +1165,8 @@ class AuditionConfig(ModelsConfig):
             self.k = [*SERVED_KS]
         if self.p_min is None:
             self.p_min = [*SERVED_THRESHOLDS]
+        if self.new_tokens is None:  # each draft scores every token by itself
+            self.new_tokens = 64
         names = ("texts_from", "traces_from", "latency_from", "latency.measure")
         names = (*names, "latency.target_ms", "latency.draft_ms")
         for name in names:

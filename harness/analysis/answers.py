@@ -40,6 +40,7 @@ class Question:
     run: str | None = None  # that timed the engine's rounds, where it is another one
     # Of a server's K that lack some of the visits asked for
     visits: Mapping[int, Visits] = field(default_factory=dict[int, Visits])
+    p_min: float = 0.0  # at which every candidate drafted; 0: without a threshold
 
     def answer(self, decided: Answer) -> Answer:
         """The verdict on the evidence, as an answer for this engine."""
@@ -50,6 +51,9 @@ class Question:
             for each in decided.candidates
         )
         fewest = min(self.visits.values(), key=lambda visits: visits.timed, default=None)
+        if self.p_min and k:
+            values = {**decided.reason_values, "p_min": self.p_min}
+            decided = replace(decided, p_min=self.p_min, reason_values=values)
         return replace(
             decided,
             engine=self.engine,

@@ -36,10 +36,15 @@ from harness.analysis.verdict import Candidate, closed
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.engine_facts.draft_kinds import looks_up
 from harness.engine_facts.engines import spec_of
-from harness.records import GREEDY, Failure, ResultRow, where
+from harness.records import GREEDY, Failure, ResultRow, Trial, where
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
 from harness.summary import Doubt, Summary
+
+UNTOLD = (
+    "its requests do not tell what its rounds cost, since other work disturbed them; try again on a"
+    " quiet machine"
+)
 
 
 def of_draft(setup: Setup, draft: str, chosen: ChosenK | None = None) -> Setup:
@@ -52,7 +57,13 @@ def of_draft(setup: Setup, draft: str, chosen: ChosenK | None = None) -> Setup:
     run, notes = setup.run, setup.run.manifest
     role = notes.models.get(draft)
     models = {name: entry for name, entry in notes.models.items() if name == "target"}
-    plain, measured = where(run.trials, k=0), where(run.probes, draft=draft)
+    plain, measured = where(run.trials, k=0), list[Trial]()
+    # Those that price a look-up, with the plain ones next to them
+    visits = {trial.repetition for trial in where(run.probes, draft=draft)}
+    pricing = {
+        name: tuple(t for t in getattr(run, name) if t.repetition in visits)
+        for name in ("probes", "starts")
+    }
     if chosen is not None:  # on the prompts of the looks so far
         measured = where(run.trials, draft=draft)
         prompts = {(trial.prompt_set, trial.prompt) for trial in measured}
@@ -75,8 +86,7 @@ def of_draft(setup: Setup, draft: str, chosen: ChosenK | None = None) -> Setup:
         config=config,
         manifest=manifest,
         trials=(*plain, *measured),
-        starts=() if chosen else tuple(where(run.starts, draft=draft)),
-        probes=(),
+        **({"probes": (), "starts": ()} if chosen else pricing),
         rounds=tuple(where(run.rounds, draft=draft)),
         checks=run.checks if chosen else (),
     )
@@ -122,14 +132,23 @@ def served_draft(setup: Setup, draft: str) -> ServedDraft | None:
     return ServedDraft(draft, served, plain, latency, thresholds)
 
 
+def _priced(run: StoredRun) -> StoredRun:
+    """The requests that price a look-up as the trials of a run."""
+    priced = replace(run, trials=run.probes, probes=())
+    vars(priced)["traces"] = run.traces
+    return priced
+
+
 def _latency(served: ServedTexts) -> Latency | None:
     """What rounds cost, by servers that reject every draft or by requests; None without either."""
     setup, counting = served.setup, served.counting
     timed = None if counting is None else timed_rounds(setup.run.rounds, counting, served.settle)
     if timed is not None:  # a server of the largest K drafts fewer tokens near the budget
         timed = replace(timed, told=tuple(sorted(setup.ks)))
-    if timed is None and (timed := requests_of(served, served.ks, GREEDY, None)) is not None:
-        timed = replace(timed.of_shared_prompts(), told=served.ks)
+    if timed is None and setup.run.probes:
+        priced = served_texts(Setup(_priced(setup.run)))
+        timed = requests_of(priced, priced.ks, GREEDY, None)
+        timed = timed and replace(timed, told=priced.ks)
     costs = None if timed is None else fit_costs(timed)
     without = [] if timed is None or costs is None else left_out_costs(timed, costs.times.largest)
     if timed is None or costs is None or not without:
@@ -255,11 +274,15 @@ def analyse_served_audition(setup: Setup) -> Summary:
     names = _names(setup)
     lacking = tuple(name for name in names if name not in latencies)
     facts = run_facts(setup, results)
+    failed = failures(setup, where(setup.run.trials, k=0))
+    told = {*latencies, *(each.where for each in failed)}
+    timed = {each.draft for each in (*setup.run.rounds, *setup.run.probes)}
+    failed += tuple(Failure(name, UNTOLD) for name in names if name in timed and name not in told)
     checks = () if measured is None else tuple(measured.texts.checks)
     return Summary(
         run=replace(facts, not_scored=lacking, ranked=len(latencies)),
         answers=answers,
-        failures=failures(setup, where(setup.run.trials, k=0)),
+        failures=failed,
         caveats=(
             *(() if measured is None else gate_caveats(measured.gates, setup.engine.rule)),
             *greedy_texts_differ.of(by_text(checks)),

@@ -82,11 +82,6 @@ class TimedRequests:
             by_k[k] = Requests(seconds, rounds, one.prompts + two.prompts)
         return replace(self, by_k=by_k, net=self.net or other.net)
 
-    def of_shared_prompts(self) -> "TimedRequests":
-        """The requests for prompts that a speculating server was asked for, too."""
-        asked = {prompt for k, each in self.by_k.items() if k for prompt in each.prompts}
-        return self._without({*self.by_k[0].prompts} - asked)
-
     def without_each_part(self) -> "list[TimedRequests]":
         """The requests without each of up to `PARTS` parts of their prompts."""
         prompts = list(dict.fromkeys(prompt for k in self.by_k.values() for prompt in k.prompts))

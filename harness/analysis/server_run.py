@@ -167,7 +167,7 @@ def _questions(server: TimedServer) -> Iterator[Question]:
         if not any(trial.k for trial in done):  # a run that ended before it measured any K
             evidence = predicted_evidence(server, temperature)
             if evidence is not None:
-                yield Question(evidence, engine.rule, "replayed", engine.name)
+                yield Question(evidence, engine.rule, "replayed", engine.name, p_min=texts.p_min)
                 continue
         if any(trial.decode_s is None for trial in done):  # records without a time of decoding
             continue
@@ -180,6 +180,7 @@ def _questions(server: TimedServer) -> Iterator[Question]:
             "measured",
             engine.name,
             visits={k: visits for k, visits in lacking.items() if visits and visits.timed},
+            p_min=texts.p_min,
         )
 
 

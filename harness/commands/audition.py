@@ -15,7 +15,7 @@ from harness.analysis.setup import Setup
 from harness.commands.checks import Problems, Vocabularies, check_run, without_too_long
 from harness.commands.completions import with_turns
 from harness.commands.draft_scoring import score_drafts
-from harness.commands.dry_run import print_audition
+from harness.commands.dry_run import print_audition, print_served_audition
 from harness.commands.opening import open_target
 from harness.commands.other_runs import (
     StoredTexts,
@@ -26,7 +26,7 @@ from harness.commands.other_runs import (
     stored_times,
     stored_traces,
 )
-from harness.commands.progress import progress
+from harness.commands.progress import progress, say
 from harness.commands.remote_texts import audition_texts, check_texts_from
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -40,7 +40,9 @@ from harness.commands.run_lifecycle import (
 )
 from harness.commands.run_time import said_beforehand
 from harness.commands.served_audition import measure_on_servers, pair_config
+from harness.commands.served_audition_plan import audition_time, memory_line
 from harness.commands.server_requests import check_turns
+from harness.commands.tasks import planned_turns
 from harness.config import AuditionConfig, ModelConf, check_replayed, like_target
 from harness.engines.adapters import adapter_of
 from harness.measurement.environment import describe_host
@@ -107,19 +109,23 @@ def _on_servers(
 ) -> Outcome:
     """Audition GGUF files on servers of the engine; nothing is loaded here."""
     read, problems = Vocabularies(config), Problems()
-    first = pair_config(config, drafts[0])
+    pairs = {conf.name: pair_config(config, conf) for conf in drafts}
+    first = next(iter(pairs.values()))
     check_turns(first, prompts)
-    for conf in drafts:
-        of_pair = pair_config(config, conf)
+    for of_pair in pairs.values():
         adapter = problems.of(adapter_of, of_pair)
         if adapter is not None:
             problems.of(adapter.check, of_pair)
     if problems.lines:
         raise UserError(*dict.fromkeys(problems.lines))
+    if not config.dry_run and config.resume is None:
+        time = audition_time(config, pairs, planned_turns(prompts, config))
+        when = "" if time is None else f"{time.sentence()}; "
+        say(f"plan: {len(prompts)} prompts, {when}{memory_line(config, drafts)}")
     prompts = without_too_long(first, prompts, read)
     fit = check_run(config, prompts, drafts, problems, read)
     if config.dry_run:
-        print_audition(config, fit, prompts)
+        print_served_audition(config, {conf.name: pairs[conf.name] for conf in fit}, fit, prompts)
         return Outcome(None)
     folder = measure_on_servers(config, fit, prompts, read, _resumed(config))
     return concluded(folder, verbose=config.verbose)

@@ -26,6 +26,7 @@ from harness.commands.run_time import (
     scores,
     sweep_work,
 )
+from harness.commands.served_audition_plan import audition_time, memory_line
 from harness.commands.server_plan import (
     SAFE_SHARE,
     expected,
@@ -332,6 +333,29 @@ def print_audition(
     work = audition_work(config, drafts, prompts).all
     most = FEW_CARDS if paired and not config.verbose else None
     _print_run(config, drafts, rows, _costs(config, drafts, prompts, work, most), *paired)
+
+
+def print_served_audition(
+    config: AuditionConfig,
+    pairs: Mapping[str, ServerConfig],
+    drafts: Sequence[ModelConf],
+    prompts: Sequence[Prompt],
+) -> None:
+    """The texts, the grid and the time of an audition on servers."""
+    time = audition_time(config, pairs, planned_turns(prompts, config))
+    rows: Rows = {
+        "engine": f"{config.engine}, started here",
+        **_prompt_rows(config, prompts),
+        "texts of the target": f"{len(prompts)} of {config.new_tokens} tokens at most",
+        "cells, replayed": f"K = {listed(config.speculative_ks)}; p_min ="
+        f" {listed(config.p_min or ())}; of each draft",
+        "measured": "the best by replay, next to plain decoding",
+        "memory": memory_line(config, drafts),
+    }
+    if time is not None:
+        rows["time on this machine"] = time.sentence()
+        rows |= {f"of that, {name}": fmt.duration(each) for name, each in time.drafts.items()}
+    _print_run(config, drafts, rows)
 
 
 def _print_run(config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from harness import formatting as fmt
 from harness.analysis.cells import latest
 from harness.analysis.served_audition import best_by_replay, served_audition_decided
 from harness.commands.checks import Vocabularies
@@ -29,6 +30,14 @@ from harness.commands.pair import described
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import answer_so_far, begin, measuring, resumable
 from harness.commands.run_time import Stopwatch
+from harness.commands.served_audition_plan import (
+    LOOKUP_KS,
+    LOOKUP_PROMPTS,
+    VISITS,
+    AuditionTime,
+    audition_time,
+    timed_lengths,
+)
 from harness.commands.server_judging import judge_greedy_texts
 from harness.commands.server_requests import Task, Workload, open_workload
 from harness.commands.server_start import (
@@ -70,11 +79,8 @@ from harness.storage import RunFolder, load
 from harness.storage.manifest import ChosenK, Ended, ServedKs
 
 AUDITION = "audition"
-# Visits that time the rounds of a draft, at least and at most, and seconds after which none begins;
-# and the rounds of its largest K in the longest request
-VISITS, MOST_VISITS, ROUNDS_S, LARGEST = 2, 12, 60.0, 4
-# Prompts whose requests time the rounds of a look-up, and K of it that are timed
-LOOKUP_PROMPTS, LOOKUP_KS = 4, 2
+# Visits that time the rounds of a draft at most, and seconds after which none begins but the first
+MOST_VISITS, ROUNDS_S = 12, 30.0
 # Steps of a draft by itself that are timed together
 DRAFT_STEPS = 16
 Broken = (ServerDiedError, RequestFailedError, RefusedError, UserError)
@@ -101,12 +107,14 @@ class _Run:
 
     Attributes:
         works: by draft, the workload of the pair.
+        time: that it is expected to take.
     """
 
     folder: RunFolder
     config: AuditionConfig
     works: Mapping[str, Workload]
     watch: Stopwatch
+    time: AuditionTime | None
 
     @property
     def first(self) -> Workload:
@@ -137,7 +145,9 @@ def measure_on_servers(
     folder = begin(
         config, AUDITION, folder, described(first.device, {"target": target, **models}, prompts)
     )
-    run = _Run(folder, config, works, Stopwatch(folder, config.budget_s))
+    pairs = {name: work.config for name, work in works.items()}
+    time = audition_time(config, pairs, first.prompts)
+    run = _Run(folder, config, works, Stopwatch(folder, config.budget_s), time)
     with measuring(folder, first.measured_on):
         try:
             _measure(run)
@@ -206,10 +216,14 @@ def _decode_plainly(run: _Run, plain: Server) -> None:
     tasks = work.tasks(ServerTask(PLAIN, 0, entry, GREEDY, "trials") for entry in entries)
     waiting = [task for task in tasks if task.request.cell not in known]
     sizes = [len(task.request.tokens) + task.request.budget for task in waiting]
+    begun = monotonic()
     with progress("decoding the prompts plainly", len(waiting), sizes=sizes) as tick:
         for task in waiting:
             folder.trials.append(_answer(work, plain, task))
             tick()
+    if run.time is not None and len(waiting) == len(tasks):
+        took_s = monotonic() - begun
+        say(f"the texts took {fmt.duration(took_s)}; left: {run.time.left(took_s).sentence()}")
 
 
 def _answer(work: Workload, server: Server, task: Task, *, cached: bool = False) -> Trial:
@@ -290,12 +304,11 @@ def _time_steps(run: _Run, name: str, work: Workload, draft: Server) -> None:
 def _time_rounds(run: _Run, name: str, work: Workload, plain: Server) -> None:
     """Time rounds of every K of a draft next to plain tokens."""
     if looks_up(work.config.draft.kind):
-        _time_requests(run, name, work)
+        _time_requests(run, name, work, plain)
         return
     folder, k = run.folder, max(run.config.speculative_ks)
     first = stored_facts(folder).first_position
-    # With n tokens left of the budget, a server drafts n - 1 at most
-    lengths = [1, *(1 + each for each in sorted(run.config.speculative_ks)), k + LARGEST]
+    lengths = timed_lengths(run.config.speculative_ks)
     known = {timing.visit for timing in folder.rounds.read() if timing.draft == name}
     visits = [visit for visit in range(MOST_VISITS) if visit not in known]
     if len(known) >= VISITS:
@@ -306,7 +319,7 @@ def _time_rounds(run: _Run, name: str, work: Workload, plain: Server) -> None:
         begun = monotonic()
         with progress(f"timing rounds of {name}", len(visits)) as tick, undisturbed():
             for visit in visits:
-                if visit >= VISITS and monotonic() - begun > ROUNDS_S / 2:
+                if visit >= VISITS and monotonic() - begun > ROUNDS_S:
                     break
                 made: list[RoundTiming] = []
                 for count, (of_k, server) in product(lengths, servers.items()):
@@ -331,32 +344,36 @@ def _of_long_text(run: _Run, work: Workload, enough: int) -> EncodedPrompt:
     return min(fit or work.prompts, key=lambda entry: len(entry.tokens))
 
 
-def _time_requests(run: _Run, name: str, work: Workload) -> None:
-    """Requests of a look-up for the prompts in whose texts it finds most, at a few K."""
+def _time_requests(run: _Run, name: str, work: Workload, plain: Server) -> None:
+    """Requests of a look-up for the prompts in whose texts it finds most, at a few K.
+
+    Next to each are plain ones. The requests of a look-up are a visit of its own.
+    """
     folder = run.folder
     stored = where(latest(list(folder.probes.read())), status="ok", draft=name)
-    known = {trial.k for trial in stored}
+    known, visit = {trial.k for trial in stored}, [*run.works].index(name)
     ks = sorted(run.config.speculative_ks)
     few = sorted({ks[len(ks) // 2], ks[-1]})[-LOOKUP_KS:]
+    if known >= {*few}:
+        return
     found = sorted(
         where(folder.traces(), draft=name),
         key=lambda trace: -float((trace.draft_is_argmax[:, :1]).mean()),
     )
     most = [work.entry(trace.prompt_set, trace.prompt) for trace in found[: 3 * LOOKUP_PROMPTS]]
     entries = sorted(most, key=lambda entry: len(entry.tokens))[:LOOKUP_PROMPTS]
-    left = [k for k in few if k not in known]
-    with progress(f"timing rounds of {name}", len(left)) as tick, undisturbed():
-        for k in left:
-            with ExitStack() as stack:
-                server = _open(run, stack, work, Role(k))
-                for entry in entries:
+    with ExitStack() as stack:
+        servers = {k: _open(run, stack, work, Role(k)) for k in few} | {0: plain}
+        with progress(f"timing rounds of {name}", len(entries)) as tick, undisturbed():
+            for entry in entries:
+                for k, server in servers.items():
                     whole, part = work.tasks(
-                        ServerTask(Role(k), 0, entry, GREEDY, file, file == "starts")
+                        ServerTask(Role(k), visit, entry, GREEDY, file, file == "starts")
                         for file in ("probes", "starts")
                     )
                     folder.probes.append(_answer(work, server, whole))
                     folder.starts.append(_answer(work, server, part, cached=True))
-            tick()
+                tick()
 
 
 # ---- the best of them ----------------------------------------------------------------------------

@@ -27,6 +27,7 @@
   ngram-map-k4v and ngram-cache are not measured here.
 """
 
+import shlex
 from collections.abc import Callable, Sequence
 
 from harness.engine_facts.draft_kinds import DRAFTS, DraftKind, looks_up
@@ -36,7 +37,7 @@ from harness.records import LONGEST_NGRAM
 
 COUNTING = Counting(first_position=1, shortens_last_draft=True)
 # The command without a draft; the file names are placeholders for the reader's conversions
-SERVER = "llama-server -m TARGET.gguf"
+TARGET, DRAFT = "TARGET.gguf", "DRAFT.gguf"
 # Look-ups of exactly n tokens; n is also the smallest K that they draft
 SIMPLE = ("ngram_simple", "ngram_simple_1", "ngram_simple_12")
 # The value of --spec-type by kind of draft
@@ -71,10 +72,20 @@ def drafting_flags(kind: DraftKind, k: int, p_min: float = 0.0) -> dict[str, obj
     return flags | {f"--spec-{SPEC_TYPES[kind]}-{name}": size for name, size in sizes.items()}
 
 
+def _file(name: str, stand_in: str) -> str:
+    """A model's GGUF file, quoted; what stands for it where a checkpoint was measured."""
+    return shlex.quote(name) if name.endswith(".gguf") else stand_in
+
+
+def _plain(pair: PairToServe) -> str:
+    return f"llama-server -m {_file(pair.target, TARGET)}"
+
+
 def _drafting(files: str = "") -> Callable[[PairToServe], str]:
     def line(pair: PairToServe) -> str:
         flags = drafting_flags(pair.kind, pair.k, pair.p_min)
-        words = [SERVER, files, *(f"{name} {value}" for name, value in flags.items())]
+        given = files.replace(DRAFT, _file(pair.draft, DRAFT))
+        words = [_plain(pair), given, *(f"{name} {value}" for name, value in flags.items())]
         if pair.rule == "ratio" and not looks_up(pair.kind):
             words.append(PROBABILISTIC)
         return " ".join(filter(None, words))
@@ -87,6 +98,8 @@ def _notes_of_a_model(pair: PairToServe) -> Sequence[str]:
         f"TARGET.gguf and DRAFT.gguf stand for your conversions of {pair.target} and"
         f" {pair.draft}; quantised weights accept differently."
     )
+    if pair.target.endswith(".gguf"):
+        return ()
     if pair.temperature == 0 or pair.synthetic or pair.rule == "ratio":
         return (files,)
     return (
@@ -108,7 +121,7 @@ SPEC = EngineSpec(
     draft_reads_verified=True,
     alike=frozenset(("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE)),
     version="b11368 or later",
-    plain=lambda _: SERVER,
+    plain=_plain,
     lines={
         "model": ServingLine(_drafting("-md DRAFT.gguf"), more=_notes_of_a_model),
         "eagle3": ServingLine(

@@ -1,7 +1,7 @@
 """The first picture of a report: a bar for each K, or for each draft, and what a gain is worth."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness import formatting as fmt
 from harness.reporting import grid
@@ -55,9 +55,17 @@ def _of_drafts(summary: Summary, answer: Answer) -> Iterator[Bar]:
         if row.draft is None or board is None:  # plain decoding is the line at 1
             continue
         label, mark = f"{row.draft}, K={row.k}", board.marks.get(row.draft)
-        named = (row.draft, row.k) == answer.named
+        if row.p_min:
+            label = f"{label}, p_min={row.p_min:g}"
+        name = row.draft, row.k, row.p_min
+        named, measured = name[0] == answer.named[0], answer.source == "measured"
+        if measured:  # as what was measured of the one has the others differ
+            of_draft = (each for each in answer.candidates if each.draft == row.draft)
+            same = [each for each in of_draft if (each.draft, each.k, each.p_min) == name]
+            row = replace(row, speedup=same[0].speedup) if same else row
         speedup = answer.speedup if named and answer.speedup is not None else row.speedup
-        yield Bar(f"{label} ({mark})" if mark else label, speedup, measured=False, best=named)
+        measured = measured and named
+        yield Bar(f"{label} ({mark})" if mark else label, speedup, measured, named)
 
 
 def scale(bars: Sequence[Bar]) -> float:

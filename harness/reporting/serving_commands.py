@@ -381,10 +381,13 @@ def _target(summary: Summary) -> str:
 
 def _pair(summary: Summary, answer: Answer) -> PairToServe:
     """The pair with the draft and K that an answer names."""
-    return _pair_with(summary, *answer.named, answer.temperature or 0.0)
+    p_min = answer.p_min or summary.run.sampling.p_min or 0.0
+    return _pair_with(summary, *answer.named, answer.temperature or 0.0, p_min)
 
 
-def _pair_with(summary: Summary, draft: str | None, k: int, temperature: float) -> PairToServe:
+def _pair_with(
+    summary: Summary, draft: str | None, k: int, temperature: float, p_min: float = 0.0
+) -> PairToServe:
     facts = summary.run.facts_of(draft)
     return PairToServe(
         target=_target(summary),
@@ -395,7 +398,7 @@ def _pair_with(summary: Summary, draft: str | None, k: int, temperature: float) 
         synthetic=summary.run.synthetic,
         kind=kind_of(draft, summary.run.models),
         layers=facts and facts.layers,
-        p_min=summary.run.sampling.p_min or 0.0,
+        p_min=p_min,
     )
 
 
@@ -408,7 +411,7 @@ def _without_draft(engine: EngineSpec, served: PairToServe, title: str) -> Snipp
     """The command that serves the target without a draft."""
     code = engine.plain(served)
     file = f"TARGET.gguf stands for your conversion of {served.target}."
-    notes = (file,) if engine.reads_gguf else ()
+    notes = (file,) if engine.reads_gguf and not served.target.endswith(".gguf") else ()
     return Snippet(f"{title}, without a draft", code, notes, engine.language)
 
 

@@ -50,7 +50,7 @@ def of_answers(summary: Summary) -> tuple[str, ...]:
     else:
         more += [SYNTHETIC_ONLY] if synthetic else []
         more += [_no_engine(summary, shown), _other_engine(summary, shown)]
-    answered = f"{prefix}{answer_sentence(shown.answer, _threshold(summary))}"
+    answered = f"{prefix}{answer_sentence(shown.answer)}"
     return (answered, " ".join(filter(None, more)), *_other_refusals(summary, shown))
 
 
@@ -64,7 +64,7 @@ def _other_engine(summary: Summary, shown: grid.Marked) -> str:
     if other is None:
         return ""
     if other.answer.timed:
-        answered = answer_sentence(other.answer, _threshold(summary))
+        answered = answer_sentence(other.answer)
         return f"{_capital(_place(summary, other.answer))}: {answered}"
     if other.answer.round is None:
         return ""
@@ -110,29 +110,19 @@ def _other_refusals(summary: Summary, shown: grid.Marked) -> Iterator[str]:
             yield f"{_capital(where)}: {grid.words(answer)}; {_reason(answer)}."
 
 
-def answer_sentence(answer: Answer, threshold: float | None = None) -> str:
-    """The answer in one sentence or two: what to do, and how sure that is.
+def answer_sentence(answer: Answer) -> str:
+    """The answer of one engine in one sentence or two: what to do, and how sure that is.
 
     "Use tiny_good with K=2: 1.33 times as fast (95 %: 1.23 to 1.43). K=4 is as good within error."
-
-    Args:
-        answer: of one engine.
-        threshold: p_min, where the engine drafts with one.
     """
     if answer.speculates:
-        draft, k = answer.named
-        use = f"Use {pair(draft, k, threshold)}: {times_as_fast(answer)}"
+        use = f"Use {pair(*answer.named, answer.p_min)}: {times_as_fast(answer)}"
         return f"{use}.{_ties(answer)}"
     reason = _reason(answer)
     if answer.chance is not None and answer.gain is not None and answer.decision == "undecided":
         return f"{_odds(answer)} {reason}."
     start = {"does_not_pay": "Do not speculate", "not_measured": "Not measured"}
     return f"{start.get(answer.decision, 'Undecided')}: {reason}."
-
-
-def _threshold(summary: Summary) -> float | None:
-    """The p_min that every K of the run has; None where drafts end by K alone."""
-    return summary.run.sampling.p_min or None
 
 
 def pair(draft: str | None, k: int, threshold: float | None = None) -> str:
@@ -156,23 +146,26 @@ def times_as_fast(answer: Answer) -> str:
 
 def _ties(answer: Answer) -> str:
     """The sentence on what is as fast within the error; "" where nothing is."""
-    draft, _ = answer.named
+    draft, k = answer.named
     tied = [each for each in answer.candidates if each.tied]
-    ks = sorted(each.k for each in tied if each.draft == draft)
+    alike = sorted({(each.k, each.p_min or 0.0) for each in tied if each.draft == draft})
+    ks = [each for each, p_min in alike if p_min == (answer.p_min or 0.0)]
     names = [f"K={k}" for k in ks]
     if len(ks) > 2 and ks[-1] - ks[0] == len(ks) - 1:
         names = [f"K={ks[0]} to {ks[-1]}"]
+    thresholds = [p_min for each, p_min in alike if each == k and p_min != (answer.p_min or 0.0)]
+    names += [f"p_min={p_min:g}" for p_min in thresholds]
     names += dict.fromkeys(each.draft for each in tied if each.draft != draft)
     if not names:
         return ""
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f" {listed} {'is' if len(tied) == 1 else 'are'} as good within error."
+    return f" {listed} {'is' if len(names) == 1 else 'are'} as good within error."
 
 
 def _odds(answer: Answer) -> str:
     """How likely a gain or a loss is, and how large: "Probably not: 95 % likely slower, ..."."""
     chance, gain = answer.chance or 0.0, answer.gain or 0.0
-    of_pair = pair(*answer.named)
+    of_pair = pair(*answer.named, answer.p_min)
     if abs(chance - 0.5) < UNSURE:
         return f"Undecided: {of_pair} is as likely slower as faster."
     start, likely, word = "Probably", chance, "faster"
@@ -280,7 +273,7 @@ def _reason(entry: Answer) -> str:
 
 
 def _candidate(values: Quoted) -> str:
-    return pair(values["draft"], values["k"])
+    return pair(values["draft"], values["k"], values.get("p_min"))
 
 
 def _held_out_loss(entry: Answer, values: Quoted) -> str:
@@ -572,6 +565,8 @@ def after_an_audition(summary: Summary) -> NextStep | None:
         return None
     if answer.decision == "does_not_pay":
         return OTHER_DRAFTS
+    if answer.source == "measured":
+        return None
     if answer.run is not None or serving_commands.served_target(summary) is not None:
         return _measured_there(summary, answer)
     pair = serving_commands.draft_keys(summary, str(answer.draft))

@@ -93,6 +93,7 @@ DROPPED: Column[LeaderboardRow] = Column(
 )
 RANKS: tuple[Column[LeaderboardRow], ...] = (
     Column("best\nK", lambda row: row.k, fmt.count),
+    Column("best\np_min", lambda row: row.p_min, fmt.decimal),
     Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column("chance\nto be best", lambda row: row.probability_best, fmt.chance),
     Column("alpha\n[lo, hi]", lambda row: fmt.bounded(row, "alpha"), fmt.alpha),
