@@ -692,7 +692,7 @@ class ModelsConfig(CommandConfig):
         if self.prompts.limit == "auto":
             self.prompts.limit = self.prompts_of_a_set
         served = isinstance(self, ServerConfig) or self.on_servers
-        engine = ENGINES[str(self.engine)] if served else OWN
+        engine = ENGINES[str(getattr(self, "engine", None))] if served else OWN
         if self.decode.rule is None:
             self.decode.rule = engine.rule
         if self.decode.stop != "none":

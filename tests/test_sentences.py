@@ -80,15 +80,17 @@ def test_a_refusal_begins_with_what_to_do(name: str) -> None:
 
 def test_an_answer_is_said_as_a_practitioner_says_it() -> None:
     tied = (
+        CandidateSpeedup("small", 2, 1.40, True, "replayed", p_min=0.75),
         CandidateSpeedup("small", 2, 1.40, True, "replayed"),
-        CandidateSpeedup("small", 3, 1.44, False, "measured"),
+        CandidateSpeedup("small", 3, 1.40, True, "replayed", p_min=0.5),
+        CandidateSpeedup("small", 3, 1.44, False, "measured", p_min=0.75),
         CandidateSpeedup("A.gguf", 1, 1.39, True, "replayed"),
         CandidateSpeedup("B.gguf", 1, 1.10, False, "replayed"),
     )
-    served = replace(SERVE, candidates=tied, reason_values={"level": 0.95})
-    assert verdict.answer_sentence(served, threshold=0.75) == (
+    served = replace(SERVE, candidates=tied, reason_values={"level": 0.95}, p_min=0.75)
+    assert verdict.answer_sentence(served) == (
         "Use small with K=3 and p_min=0.75: 1.42 times as fast (95 %: 1.36 to 1.48)."
-        " K=2 and A.gguf are as good within error."
+        " K=2, p_min=0.5 and A.gguf are as good within error."
     )
     assert verdict.answer_sentence(replace(REASONS["timing_noise"], chance=0.05, gain=-0.15)) == (
         "Probably not: small with K=3 is 95 % likely slower, by about 15 %. Most of the doubt is"

@@ -307,7 +307,7 @@ def test_evidence_holds_the_prompts_complete_in_every_cell():
     times = RoundTimes(0.010, ((2, 0.012),))
     evidence = evidence_of(trials, times)
     assert evidence.names == (("easy", "a"), ("easy", "c"))
-    assert set(evidence.candidates) == {("small", 1), ("small", 2)}
+    assert {*evidence.candidates} == {Candidate("small", 1), Candidate("small", 2)}
     assert evidence.candidates[Candidate("small", 2)].seconds.tolist() == [3.0, 3.0]
     assert evidence.baseline.tokens.tolist() == [10, 10]
     timed = evidence.candidates[FIRST]
@@ -327,14 +327,17 @@ def test_evidence_leaves_out_a_k_that_mostly_failed_rather_than_the_prompts():
     trials = [trial(p, k, 1.0) for p in "abcd" for k in (0, 1)]
     evidence = evidence_of([*trials, *(trial(p, 8, 1.0, failed=p != "a") for p in "abcd")])
     assert [prompt for _, prompt in evidence.names] == ["a", "b", "c", "d"]
-    assert set(evidence.candidates) == {("small", 1)}
+    assert set(evidence.candidates) == {Candidate("small", 1)}
 
 
 def test_evidence_leaves_out_a_k_that_failed_one_set_rather_than_that_set():
     trials = [trial(p, k, 1.0, prompt_set=s) for s in SETS for p in "abcd" for k in (0, 1)]
     trials += [trial(p, 8, 1.0, prompt_set=s, failed=s == "hard") for s in SETS for p in "abcd"]
     evidence = evidence_of(trials)
-    assert (set(evidence.prompt_sets), set(evidence.candidates)) == ({*SETS}, {("small", 1)})
+    assert (set(evidence.prompt_sets), set(evidence.candidates)) == (
+        {*SETS},
+        {Candidate("small", 1)},
+    )
 
 
 def test_evidence_without_a_baseline_is_empty_and_splits_by_set():

@@ -351,6 +351,6 @@ def replay_check(
         return (jackknife.ratio(measured, rounds) - replayed).in_standard_errors
 
     check = ReplayCheck(cell.prompt_set, cell.temperature, cell.k, gap(tokens, counts.new_tokens))
-    if not any(entry.proposals[:, :k].any() for (_, k), entry in replays.candidates.items()):
+    if not any(entry.proposals[:, :k].any() for (_, k, _), entry in replays.candidates.items()):
         return check  # every round drafts K
     return replace(check, drafted_gap_in_standard_errors=gap(drafted, counts.drafted))

@@ -39,7 +39,7 @@ from harness.engine_facts.engines import spec_of
 from harness.records import GREEDY, Failure, ResultRow, Trial, where
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
-from harness.summary import Doubt, Summary
+from harness.summary import Doubt, DraftMemory, Summary
 
 UNTOLD = (
     "its requests do not tell what its rounds cost, since other work disturbed them; try again on a"
@@ -312,7 +312,7 @@ def _results(
         yield from replayed_rows(predicted, model=setup.model)
 
 
-def _memory(setup: Setup, predicted: Predicted | None) -> Iterator[object]:
+def _memory(setup: Setup, predicted: Predicted | None) -> Iterator[DraftMemory]:
     """What each draft takes of the memory next to the target."""
     if predicted is None:
         return

@@ -366,7 +366,7 @@ def _serve_on(setup: Setup) -> str | None:
 
     Of a server run the line is that server's own.
     """
-    if setup.command == SERVER:
+    if setup.engine is not None and setup.command != "audition":
         return None
     priced = setup.priced_by.engine.name if setup.priced_by else None
     return setup.run.config.get("engine") or (priced if priced in with_lines() else None)

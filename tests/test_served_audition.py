@@ -1,0 +1,175 @@
+"""An audition of GGUF files: drafts, K and thresholds on llama.cpp's servers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import EXACT_FLAGS, needs_llamacpp, outcome_of, stored
+
+from harness.analysis import analyse
+from harness.analysis.round_costs import Latency, ServedTimes
+from harness.analysis.served_audition import (
+    best_by_replay,
+    predicted_drafts,
+    served_draft,
+)
+from harness.analysis.server_costs import Requests, ServerCosts, TimedRequests, fit_costs
+from harness.analysis.setup import Setup
+from harness.cli import compose, draft_confs
+from harness.commands.served_audition_plan import AuditionTime, timed_lengths
+from harness.models.embedded import EMBEDDED, gguf_of
+from harness.records import UserError, where
+from harness.storage import StoredRun
+from harness.theory.speedup import RoundTimes
+
+TARGET, GOOD, SMALL, UNRELATED = (
+    gguf_of(EMBEDDED / name) for name in ("tiny", "tiny_good", "tiny_small", "tiny_unrelated")
+)
+FEW = ("prompts.limit=6", "new_tokens=24", "threads=1", EXACT_FLAGS)
+
+
+@pytest.fixture(scope="module")
+def audition(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    drafts = f"drafts=[{SMALL},{GOOD},ngram_simple]"
+    root = tmp_path_factory.mktemp("auditions")
+    outcome = outcome_of(
+        "audition", f"model={TARGET}", drafts, "k=[1,4,8]", *FEW, f"results_root={root}"
+    )
+    assert outcome.status in (0, 1), outcome  # a look-up may be disturbed
+    return stored(outcome)
+
+
+@needs_llamacpp
+def test_every_draft_has_every_k_and_threshold_and_the_best_is_measured(
+    audition: StoredRun,
+) -> None:
+    setup = Setup(audition)
+    predicted = predicted_drafts(setup)
+    assert predicted is not None
+    grid = {(name.draft, name.k, name.p_min) for name in predicted.replays.candidates}
+    thresholds = (0.0, 0.5, 0.75, 0.9)
+    for draft in ("tiny_small", "tiny_good"):
+        assert {(draft, k, p) for k in (1, 4, 8) for p in thresholds} <= grid
+    assert not {p for draft, _, p in grid if draft == "ngram_simple"} - {0.0}
+    (answer,) = [each for each in analyse(audition).answers if each.prompt_set == "all"]
+    ks = audition.manifest.served_ks
+    assert ks is not None
+    assert ks.chosen[0].draft == answer.named[0]
+    assert (answer.engine, answer.source) == ("llamacpp", "measured")
+    assert {each.draft for each in answer.candidates} == {draft for draft, *_ in grid}
+
+
+@needs_llamacpp
+def test_rounds_of_the_measured_server_are_those_that_its_draft_s_scores_say(
+    audition: StoredRun,
+) -> None:
+    ks = audition.manifest.served_ks
+    assert ks is not None
+    chosen = ks.chosen[0]
+    assert chosen.draft is not None
+    assert chosen.k is not None
+    made = served_draft(Setup(audition), chosen.draft)
+    assert made is not None
+    expected = made.served.replayed(made.plain, chosen.k, chosen.p_min)
+    rounds = dict(zip([t.prompt for t in made.plain.trials], expected.rounds, strict=True))
+    measured = where(audition.trials, draft=chosen.draft, status="ok", stop_reason="budget")
+    assert len(measured) >= 3
+    for trial in measured:
+        assert trial.rounds == pytest.approx(rounds[trial.prompt])
+
+
+@needs_llamacpp
+def test_a_complete_audition_that_is_resumed_asks_for_nothing(audition: StoredRun) -> None:
+    again = outcome_of("audition", f"resume={audition.folder}")
+    resumed = stored(again)
+    for name in ("trials", "rounds", "probes", "starts"):
+        assert len(getattr(resumed, name)) == len(getattr(audition, name)), name
+    assert best_by_replay(resumed) == best_by_replay(audition)
+
+
+@needs_llamacpp
+def test_a_draft_s_file_that_is_cut_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+    broken = tmp_path / "cut.gguf"
+    broken.write_bytes(GOOD.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"cut\.gguf.*(cut|ends|short)"):
+        outcome_of("audition", f"model={TARGET}", f"drafts=[{broken}]", *FEW)
+
+
+# ---- without a server ----------------------------------------------------------------------------
+
+
+def test_a_file_in_drafts_is_named_by_its_stem() -> None:
+    config = compose("audition", [f"model={TARGET}", f"drafts=[{GOOD},b@{SMALL},ngram_simple]"])
+    assert [conf.name for conf in draft_confs(config)] == ["tiny_good", "b", "ngram_simple"]
+    assert config.k == [1, 2, 4, 8, 16]
+    assert config.p_min == [0.0, 0.5, 0.75, 0.9]
+    assert (config.engine, config.temperature, config.decode.rule) == (
+        "llamacpp",
+        [0.0],
+        "greedy_draft",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([f"model={TARGET}", "engine=vllm"], "engine=vllm"),
+        ([f"model={TARGET}", "temperature=[1]"], "temperature=.*give temperature="),
+        ([f"model={TARGET}", "latency.target_ms=3"], "latency.target_ms: not with"),
+        ([f"model={TARGET}", "texts_from=http://localhost:1"], "texts_from: not with"),
+        (["p_min=[0.5]"], "p_min=.*model=FILE.gguf"),
+        (["flags=[-ngl,9]"], "flags: of servers"),
+    ],
+)
+def test_what_an_audition_on_servers_does_not_take_is_refused(words: list[str], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        compose("audition", words)
+
+
+def test_a_round_that_a_threshold_ends_takes_the_step_of_the_token_that_it_drops() -> None:
+    times = RoundTimes(1.0, ((1, 1.5), (4, 3.0)))
+    costs = ServerCosts(0.0, 0.0, times)
+    served = ServedTimes("llamacpp", "run", 0.0, 1, "measured", costs, (costs, costs))
+    latency = Latency(times, served=served, dropped_s=0.25)
+    assert latency.at_threshold(4, 0.0) is latency
+    stopped = latency.at_threshold(4, 0.5)
+    assert [stopped.rounds.at(n) for n in range(5)] == [1.25, 1.75, 2.25, 2.75, 3.0]
+    assert stopped.served is not None
+    assert stopped.served.costs.times == stopped.rounds
+
+
+def test_rounds_of_every_number_of_tokens_follow_from_one_server_of_the_largest_k() -> None:
+    true = RoundTimes(1.0, ((1, 1.6), (2, 2.0), (4, 2.8), (8, 5.0)))
+    lengths = timed_lengths([1, 2, 4, 8])
+    assert lengths == [1, 2, 3, 5, 9, 12]
+    rounds = np.zeros((len(lengths), 9))
+    for row, length in enumerate(lengths):
+        for left in range(length):
+            rounds[row, min(8, left)] += 1.0
+    seconds = 0.3 + rounds @ np.array([true.at(n) for n in range(9)])
+    plain = np.array(lengths, dtype=float)
+    prompts = tuple(enumerate(lengths))
+    timed = TimedRequests(
+        {0: Requests(0.1 + plain, plain[:, None], prompts), 8: Requests(seconds, rounds, prompts)},
+        told=(1, 2, 4, 8),
+    )
+    fitted = fit_costs(timed)
+    assert fitted is not None
+    assert [fitted.times.at(k) for k in (1, 2, 4, 8)] == pytest.approx([1.6, 2.0, 2.8, 5.0])
+    # A disturbed request makes no round shorter than one of fewer tokens
+    slow = replace(
+        timed, by_k={**timed.by_k, 8: replace(timed.by_k[8], seconds=seconds * [3, 1, 1, 1, 1, 1])}
+    )
+    disturbed = fit_costs(slow)
+    assert disturbed is not None
+    values = [disturbed.times.at(k) for k in (0, 1, 2, 4, 8)]
+    assert values == sorted(values)
+
+
+def test_the_time_that_is_left_follows_from_what_the_texts_took() -> None:
+    time = AuditionTime(100.0, {"a": 40.0, "b": 20.0}, 200.0)
+    assert time.ranking_s == 160.0
+    left = time.left(150.0)
+    assert (left.plain, left.drafts, left.measuring) == (0.0, {"a": 60.0, "b": 30.0}, 300.0)
+    assert "at most about" in time.sentence()
