@@ -373,6 +373,7 @@ def _print_jobs() -> None:
     """Print the answers of a multirun's jobs in one table, each with the keys that it alone has."""
     from harness.reporting import index
     from harness.reporting.console import print_table, standard_output
+    from harness.reporting.tables.leaderboard import targets_table
 
     common = set.intersection(*({*each.words} for each in _jobs))
     lines = [
@@ -381,6 +382,10 @@ def _print_jobs() -> None:
     ]
     if any(line.verdict for line in lines):
         print_table(index.jobs_table(lines), standard_output())
+    folders = [each.folder for each in _jobs if each.folder is not None]
+    targets = targets_table(index.jobs_summaries(folders))
+    if targets.rows:
+        print_table(targets, standard_output())
 
 
 def _outcome(command: str, config: DictConfig, words: Sequence[str]) -> tuple[int, Outcome | None]:
@@ -421,6 +426,7 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
         raise UserError(
             "hydra.run.dir: a run makes its own folder in results_root; give results_root=FOLDER"
         )
+    words = _each_target(words)
     schema = SCHEMAS[command]
     names = {
         name: bool(entry.metadata.get("auto")) for name, entry in keys_of(schema) if is_list(entry)
@@ -487,6 +493,17 @@ def _is_read(word: str, parser: OverridesParser) -> bool:
     except HydraException:
         return False
     return True
+
+
+def _each_target(words: Sequence[str]) -> list[str]:
+    """models=[A,B] as one run of each: -m model=A,B."""
+    made: list[str] = []
+    for word in words:
+        key, _, listed = word.partition("=")
+        of_targets = key == "models" and listed.startswith("[")
+        made.append(f"model={listed.strip('[]').replace(' ', '')}" if of_targets else word)
+    several = made != [*words] and not {"-m", "--multirun"} & {*words}
+    return ["-m", *made] if several else made
 
 
 def _in_group(word: str) -> list[str]:

@@ -34,7 +34,7 @@ from harness.analysis.server_texts import ServedTexts, Texts, served_texts
 from harness.analysis.setup import Setup, run_facts, shares_of_sets
 from harness.analysis.verdict import Candidate, closed
 from harness.config import AUTO_DRAFTS, split_draft
-from harness.engine_facts.draft_kinds import looks_up
+from harness.engine_facts.draft_kinds import DRAFTS, looks_up
 from harness.engine_facts.engines import spec_of
 from harness.records import GREEDY, Failure, ResultRow, Trial, where
 from harness.storage import StoredRun
@@ -111,6 +111,11 @@ class ServedDraft:
     latency: Latency
     thresholds: tuple[float, ...]
 
+    @property
+    def least_k(self) -> int:
+        """The smallest K at which it drafts."""
+        return DRAFTS[self.name].least_k if looks_up(self.name) else 1
+
     def only(self, prompts: set[tuple[str, str]]) -> Texts:
         """The plain server's texts of some prompts."""
         return Texts(
@@ -185,7 +190,7 @@ def predicted_drafts(setup: Setup) -> Predicted | None:
         for draft in drafts
         for texts in [draft.only(prompts)]
         for k, p_min in product(setup.ks, draft.thresholds)
-        if draft.latency.rounds.covers(k)
+        if draft.latency.rounds.covers(k) and k >= draft.least_k
     }
     first = drafts[0].only(prompts)
     rule = drafts[0].served.engine.rule

@@ -49,7 +49,7 @@ from harness.commands.server_start import (
     to_serve,
 )
 from harness.commands.tasks import PLAIN, EncodedPrompt, Role, ServerTask, in_random_order
-from harness.config import AuditionConfig, ModelConf, ServerConfig
+from harness.config import AuditionConfig, ModelConf, ServerConfig, check_ks
 from harness.engine_facts.draft_kinds import looks_up
 from harness.engines.protocol import (
     RefusedError,
@@ -89,10 +89,13 @@ Broken = (ServerDiedError, RequestFailedError, RefusedError, UserError)
 def pair_config(config: AuditionConfig, draft: ModelConf) -> ServerConfig:
     """A server run of one of the drafts, of which the audition makes the parts that it needs."""
     shared = ("model", "prompts", "device", "decode", "new_tokens", "threads", "resume", "dry_run")
-    shared = (*shared, "results_root", "seed", "flags", "timeout_factor", "k", "temperature")
+    shared = (*shared, "results_root", "seed", "flags", "timeout_factor", "temperature")
+    ks = [k for k in config.k if k >= draft.spec.least_k]
+    check_ks(config.k if not ks else ks, draft)
     return ServerConfig(
         **{name: getattr(config, name) for name in shared},
         draft=draft,  # type: ignore[arg-type]
+        k=ks,
         p_min=[0.0],
         engine=str(config.engine),
         until="all",
@@ -352,7 +355,7 @@ def _time_requests(run: _Run, name: str, work: Workload, plain: Server) -> None:
     folder = run.folder
     stored = where(latest(list(folder.probes.read())), status="ok", draft=name)
     known, visit = {trial.k for trial in stored}, [*run.works].index(name)
-    ks = sorted(run.config.speculative_ks)
+    ks = sorted(work.config.speculative_ks)
     few = sorted({ks[len(ks) // 2], ks[-1]})[-LOOKUP_KS:]
     if known >= {*few}:
         return

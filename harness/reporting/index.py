@@ -143,6 +143,12 @@ def jobs_table(lines: Sequence[Line]) -> Table:
     return table("Every job", (keys, *COLUMNS[1:3], COLUMNS[5]), lines)
 
 
+def jobs_summaries(folders: Sequence[str]) -> list[Summary]:
+    """The stored summaries of a multirun's jobs, of those that have one."""
+    files_of = (Path(folder) / "summary.json" for folder in folders)
+    return [from_json(file.read_bytes()) for file in files_of if file.is_file()]
+
+
 def _kind(summary: Summary) -> Kind:
     """The kind of evidence of a run's numbers."""
     facts, kind = summary.run, page_of(summary).kind

@@ -5,6 +5,7 @@ Rules with the same rows share a leaderboard; at temperature 0 all rules do.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from harness import formatting as fmt
@@ -207,6 +208,60 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             table(title, columns, board.rows, best=lambda row, best=best: row is best, notes=notes)
         )
     return made
+
+
+# ---- several targets -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TargetRow:
+    """A target with one draft at its best K, or decoding plainly."""
+
+    target: str
+    row: LeaderboardRow
+    speedup: tuple[float | None, float | None, float | None]  # with its bounds
+    plain_s: float | None  # seconds of a token of this target, decoded plainly
+    first_s: float | None  # likewise of the first target
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds of a token."""
+        speedup = self.speedup[0]
+        return self.plain_s / speedup if self.plain_s and speedup else None
+
+    @property
+    def over_first(self) -> float | None:
+        """Its speed over that of the first target, decoded plainly."""
+        return self.first_s / self.token_s if self.first_s and self.token_s else None
+
+
+TARGETS: tuple[Column[TargetRow], ...] = (
+    Column("target", lambda row: row.target, key=True),
+    Column("draft", lambda row: row.row.draft or "none, plain decoding", key=True),
+    Column("best\nK", lambda row: row.row.k or None, fmt.count),
+    Column("best\np_min", lambda row: row.row.p_min, fmt.decimal),
+    Column("speedup\n[lo, hi]", lambda row: row.speedup, fmt.speedup),
+    Column("ms\nper token", lambda row: row.token_s, fmt.in_ms),
+    Column("speed / first\ntarget, plain", lambda row: row.over_first, fmt.speedup),
+)
+
+
+def targets_table(summaries: Sequence[Summary]) -> Table:
+    """Auditions of several targets: each target with each draft; no rows of other runs."""
+    rows: list[TargetRow] = []
+    first_s: float | None = None
+    for summary in summaries:
+        answer = summary.headline
+        if answer is None or not summary.leaderboards:
+            continue
+        first_s = answer.plain_s if first_s is None else first_s
+        for row in summary.leaderboards[0].rows:
+            named = row.draft is not None and (row.draft, row.k) == answer.named
+            speedup = fmt.bounded(answer if named else row)
+            target = summary.run.model or ""
+            rows.append(TargetRow(target, row, speedup, answer.plain_s, first_s))
+    several = len({row.target for row in rows}) > 1
+    return table("Every target with every draft", TARGETS, rows if several else [])
 
 
 def dropped_notes(rows: Iterable[LeaderboardRow]) -> Iterator[str]:
