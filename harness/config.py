@@ -1006,7 +1006,10 @@ class ServerConfig(PairConfig):
     def _check_threshold(self) -> None:
         """Refuse a threshold that the engine does not have, or whose rounds are not replayed."""
         if len(self.p_min) != 1:
-            raise UserError(f"p_min={self.p_min}: give one value a run, as p_min=[0.75]")
+            raise UserError(
+                f"p_min={self.p_min}: give one value a run, as p_min=[0.75]; of GGUF files"
+                " harness.audition compares several"
+            )
         if not self.threshold:
             return
         asked, draft = f"p_min={self.p_min}", self.draft

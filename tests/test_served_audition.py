@@ -96,6 +96,19 @@ def test_a_draft_s_file_that_is_cut_is_refused_before_a_server_starts(tmp_path: 
         outcome_of("audition", f"model={TARGET}", f"drafts=[{broken}]", *FEW)
 
 
+@pytest.mark.parametrize(
+    ("target", "draft", "line"),
+    [
+        (TARGET, "tiny_good", "tiny_good.*is a GGUF file alone.*name@FILE.gguf"),
+        (TARGET, f"eagle3@{EMBEDDED / 'tiny_eagle3'}", "eagle3.*is a GGUF file alone"),
+        ("tiny", str(GOOD), "a GGUF file, and model=tiny is a checkpoint"),
+    ],
+)
+def test_a_file_next_to_a_checkpoint_is_refused(target: object, draft: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        outcome_of("audition", f"model={target}", f"drafts=[{draft}]", "dry_run=true")
+
+
 # ---- without a server ----------------------------------------------------------------------------
 
 

@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from harness.models.embedded import EMBEDDED, gguf_of
+
 FROZEN = Path(__file__).parents[1] / "tests" / "frozen"
 PROMPTS = ("prompts.limit=8", "new_tokens=32", "k=[1,2,4]", "seed=3", "threads=1")
 # What runs on a server have
@@ -57,6 +59,10 @@ RUNS = {
         *("server", "engine=llamacpp", *SERVED, "k=[1,2,4,6]", "temperature=[0.0]"),
         *("repetitions=2", "until=decided"),
     ),
+    "audition_files": (
+        *("audition", "model=tiny.gguf", "drafts=[tiny_small.gguf,tiny_good.gguf,ngram_simple]"),
+        *("prompts.limit=6", "new_tokens=24", "seed=3", "threads=1", "k=[1,4,8]"),
+    ),
 }
 # Derived from the rest, or of the servers alone
 LEFT_OUT = ("results.csv", "summary.json", "report.*", "plots", "logs", "gguf", "*.lock", ".lock")
@@ -68,6 +74,8 @@ def freeze(name: str) -> None:
     with tempfile.TemporaryDirectory() as root:
         Path(root, "tests").mkdir()
         Path(root, "tests", "frozen").symlink_to(FROZEN)
+        for model in ("tiny", "tiny_small", "tiny_good"):
+            Path(root, f"{model}.gguf").symlink_to(gguf_of(EMBEDDED / model))
         line = [sys.executable, "-m", f"harness.{command}", *words]
         subprocess.run(line, cwd=root, check=True, stdin=subprocess.DEVNULL)
         (run,) = (path for path in Path(root, "results").iterdir() if path.is_dir())

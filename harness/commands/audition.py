@@ -78,6 +78,7 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         check_replayed(conf)
     if not names:
         raise UserError("drafts=[]: name at least one, for example drafts=[tiny_good,ngram]")
+    _check_files(config, drafts)
     prompts = load_prompts(config)
     if config.on_servers:
         return _on_servers(config, drafts, prompts)
@@ -102,6 +103,23 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     else:
         folder = _measure_here(config, drafts, prompts, texts, times or StoredTimes(), folder)
     return concluded(folder, verbose=config.verbose)
+
+
+def _check_files(config: AuditionConfig, drafts: Sequence[ModelConf]) -> None:
+    """Refuse a GGUF file next to a checkpoint."""
+    target = config.model
+    for conf in drafts:
+        looks_up = conf.spec.looks_up
+        if target.is_file and not (conf.is_file and conf.kind == "model") and not looks_up:
+            raise UserError(
+                f"{conf.shown}: {target.where} is a GGUF file alone, and takes drafts that are"
+                " files, too, and llama.cpp's look-ups; give name@FILE.gguf or ngram_simple"
+            )
+        if conf.is_file and not target.is_file:
+            raise UserError(
+                f"{conf.where}: a GGUF file, and model={target.name} is a checkpoint; give the"
+                " target's as model=FILE.gguf, or the draft's checkpoint"
+            )
 
 
 def _on_servers(

@@ -91,7 +91,7 @@ def pair_config(config: AuditionConfig, draft: ModelConf) -> ServerConfig:
     shared = ("model", "prompts", "device", "decode", "new_tokens", "threads", "resume", "dry_run")
     shared = (*shared, "results_root", "seed", "flags", "timeout_factor", "temperature")
     ks = [k for k in config.k if k >= draft.spec.least_k]
-    check_ks(config.k if not ks else ks, draft)
+    check_ks(ks or config.k, draft)
     return ServerConfig(
         **{name: getattr(config, name) for name in shared},
         draft=draft,  # type: ignore[arg-type]
