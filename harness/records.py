@@ -396,6 +396,9 @@ class RoundTiming:
     # Share of all processor time during the visit that other processes, or the hypervisor, took;
     # None where it was not read
     other_share: float | None = None
+    # Of an audition that visits its drafts in turn: the number of the turn, from 0, in which each
+    # draft has one visit; None of a visit apart from the other drafts'
+    turn: int | None = None
 
 
 # Where a run has one prompt set, each half of it is a group of requests: "chat, half 1"

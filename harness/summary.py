@@ -58,6 +58,9 @@ VerdictReason = Literal[
     "greedy_texts_unjudged",  # the same values; resuming the run judges them
     # k: the worst; text_z, plain_z: of its texts against the target and against plain decoding
     "server_not_lossless",
+    # Of an audition: a plain token took slow_s next to draft slow and fast_s next to draft fast;
+    # draft, k, level, speedup and candidates as if it were decided
+    "drafts_not_compared",
     # The timings cannot be right: k, prompt_set, speedup of the worst cell; clock: of a server
     "impossible_speedup",
     "given_numbers",  # break-even; k, measured (by a server), alpha, breakeven_alpha, near

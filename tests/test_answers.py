@@ -27,7 +27,7 @@ from harness.cli import compose
 from harness.command_words import of_hydra
 from harness.engine_facts.draft_kinds import kind_of
 from harness.engine_facts.engines import drafts_alike, spec_of, with_lines
-from harness.records import GREEDY, Trial, first
+from harness.records import GREEDY, RoundTiming, Trial, first
 from harness.reporting import grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
@@ -664,16 +664,72 @@ def test_an_audition_is_next_where_the_rounds_of_the_server_price_other_drafts(k
     assert ("another draft" in step.text) == (kind != "model")
 
 
-def test_drafts_that_were_timed_on_a_machine_of_changing_speed_are_named_and_not_compared() -> None:
-    """The target's plain token is the same work next to every draft."""
-    run = load(FROZEN / "audition")
-    assert "plain_tokens_unlike" not in {each.code for each in analysed("audition").caveats}
-    slowed = [
-        replace(timing, seconds=3.0 * timing.seconds) if timing.draft == "tiny_good" else timing
-        for timing in run.rounds
+def paced(run: StoredRun, pace: Callable[[RoundTiming], float], *, in_turn: bool) -> Summary:
+    """The analysis of an audition whose machine took so many times as long for each timing."""
+    rounds = [
+        replace(each, seconds=pace(each) * each.seconds, turn=each.visit if in_turn else None)
+        for each in run.rounds
     ]
-    made = analyse(changed(replace(run, rounds=tuple(slowed))))
+    return analyse(changed(replace(run, rounds=tuple(rounds))))
+
+
+def test_drafts_that_were_timed_on_a_machine_of_changing_pace_are_not_compared() -> None:
+    """The target's plain token is the same work next to every draft."""
+    run, codes = load(FROZEN / "audition"), {each.code for each in analysed("audition").caveats}
+    assert "plain_tokens_unlike" not in codes
+    assert {each.decision for each in analysed("audition").per_temperature} == {"speculate"}
+    for in_turn in (False, True):
+        made = paced(run, lambda each: 3.0 if each.draft == "tiny_good" else 1.0, in_turn=in_turn)
+        for answer in made.per_temperature:
+            assert (answer.decision, answer.reason) == ("undecided", "drafts_not_compared")
+            assert answer.named[0] == answer.reason_values["slow"] == "tiny_good"
+            assert answer.speedup is not None
+        assert "plain_tokens_unlike" not in {each.code for each in made.caveats}, "said once"
+        content = content_of(made)
+        assert content.verdicts[0].startswith("Undecided: plain decoding took ")
+        assert content.next_step is None
+        assert not [each for each in made.answers if each.speculates]
+
+
+def test_a_draft_that_leads_at_any_pace_of_the_machine_is_served() -> None:
+    """Those that do not compare are named; none of them can be the fastest."""
+    run = load(FROZEN / "audition")
+
+    def pace(each: RoundTiming) -> float:
+        if each.draft == "early_exit":
+            return 1.7 if each.k == 0 else 5.0
+        return 1.0
+
+    made = paced(run, pace, in_turn=False)
+    assert {each.decision for each in made.per_temperature} == {"speculate"}
     (said,) = (each for each in made.caveats if each.code == "plain_tokens_unlike")
-    assert str(said.values["times"]).partition("(")[2].startswith("tiny_good), ")
-    assert "tiny_small" in str(said.values["times"])
-    assert any("ranks do not compare" in caution for caution in content_of(made).cautions)
+    assert str(said.values["times"]).partition("(")[2].startswith("early_exit), ")
+    assert any("ranks of these do not compare" in each for each in content_of(made).cautions)
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_drift_of_the_machine_cancels_between_drafts_that_are_visited_in_turn(
+    in_turn: bool,
+) -> None:
+    """It slows down to a sixth, over all visits in turn, or from the first draft to the last."""
+    run = load(FROZEN / "audition")
+    drafts = [*dict.fromkeys(each.draft for each in run.rounds)]
+    visits = max(each.visit for each in run.rounds)
+
+    def pace(each: RoundTiming) -> float:
+        done = each.visit / visits if in_turn else drafts.index(each.draft) / (len(drafts) - 1)
+        return 6.0**done
+
+    made = paced(run, pace, in_turn=in_turn)
+    decisions = {each.decision for each in made.per_temperature}
+    assert decisions == ({"speculate"} if in_turn else {"undecided"})
+
+
+def test_noise_of_plain_tokens_is_no_change_of_pace() -> None:
+    """Every third visit of a draft takes ten times as long, which doubles the mean."""
+
+    def pace(each: RoundTiming) -> float:
+        return 10.0 if each.draft == "tiny_good" and each.visit % 3 == 0 else 1.0
+
+    made = paced(load(FROZEN / "audition"), pace, in_turn=False)
+    assert "drafts_not_compared" not in {each.reason for each in made.answers}

@@ -104,7 +104,12 @@ def ran_on(target: dict[str, Any], draft: dict[str, Any], **environment: Any) ->
     [
         ({}, {}, None),  # runs of before engines were stored
         (GRAPHS, GRAPHS, "engine: CUDA graphs"),
-        ({"engine": "lean"}, {"engine": "lean"}, "engine: eager forward of the harness"),
+        ({"engine": "lean"}, {"engine": "lean"}, None),  # as every run on processors
+        (
+            {"engine": "transformers"},
+            {"engine": "lean"},
+            "engine: eager forward of transformers (target); eager forward of the harness (draft)",
+        ),
         (
             GRAPHS,
             {"engine": "cuda_graphs", "compiled": False, "engine_reason": NO_COMPILER},

@@ -20,7 +20,8 @@ from harness.analysis.scored_drafts import scored_drafts
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import leaderboard, pair_run
 from harness.analysis.verdict import ONE_SIDED, Candidate, decide
-from harness.commands import draft_scoring, sweep_looks
+from harness.commands import draft_scoring, draft_turns, sweep_looks
+from harness.measurement.round_times import LEAST_VISITS
 from harness.records import StepTiming, UserError
 from harness.stats.two_phase import LOOKS, look_shares, nominal_error
 from harness.stats.workload import VisitCosts, Workload
@@ -176,6 +177,75 @@ def test_other_auditions_take_the_texts_of_the_drafts_that_stayed(
         outcome_of("audition", source, tmp_path, "drafts=[tiny_good,tiny_unrelated]")
 
 
+# ---- turns ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def precise_after_six(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every draft at most eight visits, six where they are precise, as all of these are."""
+    monkeypatch.setattr("harness.measurement.round_times.MOST_VISITS", 16)
+    for module in ("timing", "draft_turns"):
+        monkeypatch.setattr(f"harness.commands.{module}.can_pay", lambda *_: True)
+        monkeypatch.setattr(f"harness.commands.{module}.timed_precisely", lambda *_: True)
+
+
+EVERY = ("drafts=[tiny_good,tiny_eagle3,ngram]", "prompts.limit=8", "until=all")
+
+
+@pytest.mark.usefixtures("precise_after_six")
+def test_the_drafts_that_stay_are_visited_in_turn_and_timed_by_those_visits(
+    tmp_path: Path,
+) -> None:
+    """A head's target keeps its states in its visits alone."""
+    run = ran("audition", tmp_path, *SMALL, *EVERY)
+    in_turn = [timing for timing in run.rounds if timing.turn is not None]
+    order = [(timing.turn, timing.draft) for timing in in_turn if timing.k == 1]
+    forth = ["tiny_good", "tiny_eagle3", "ngram"]
+    assert order == [
+        (turn, draft)
+        for turn in range(LEAST_VISITS)
+        for draft in (forth[::-1] if turn % 2 else forth)
+    ]
+    (drafts,) = scored_drafts(Setup(run)).latencies.values()
+    visits = [latency.visits for latency in drafts.values()]
+    assert [each.turns for each in visits if each is not None] == 3 * [tuple(range(LEAST_VISITS))]
+    apart = {timing.visit for timing in run.rounds if timing.turn is None}
+    assert not apart & {timing.visit for timing in in_turn}
+
+
+@pytest.mark.usefixtures("precise_after_six")
+def test_turns_that_were_interrupted_go_on_with_the_draft_that_lacks_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, reach = ("drafts=[tiny_good,ngram]", "prompts.limit=2"), draft_turns._Turn.reach
+
+    def interrupted(self: Any, visits: int) -> None:
+        if visits == 3 and self.visits.complete == 2:
+            monkeypatch.setattr(draft_turns._Turn, "reach", reach)
+            reach(self, visits)
+            raise KeyboardInterrupt
+        reach(self, visits)
+
+    monkeypatch.setattr(draft_turns._Turn, "reach", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        outcome_of("audition", tmp_path, *SMALL, *words)
+    (folder,) = tmp_path.iterdir()
+    run = ran("audition", f"resume={folder}")
+    turns = {(timing.draft, timing.turn) for timing in run.rounds if timing.turn is not None}
+    assert turns == {(draft, n) for draft in ("tiny_good", "ngram") for n in range(LEAST_VISITS)}
+    monkeypatch.setattr(draft_turns, "_Turn", lambda *_: pytest.fail("loaded"))
+    assert ran("audition", f"resume={folder}").rounds == run.rounds
+
+
+def test_drafts_that_do_not_fit_in_memory_together_have_all_visits_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_turns, "free_bytes", lambda _: 1e6)
+    run = ran("audition", tmp_path, *SMALL, "drafts=[tiny_good,ngram]", "prompts.limit=2")
+    assert {timing.draft for timing in run.rounds} == {"tiny_good", "ngram"}
+    assert {timing.turn for timing in run.rounds} == {None}
+
+
 # ---- looks ---------------------------------------------------------------------------------------
 
 
@@ -209,7 +279,11 @@ def test_a_look_scores_a_quarter_of_the_prompts_and_makes_a_quarter_of_the_visit
         draft: len({timing.visit for timing in run.rounds if timing.draft == draft})
         for draft in ("tiny_good", "ngram")
     }
-    assert visits == {"tiny_good": 8, "ngram": 2}
+    # What stays has as many visits as before in turn
+    assert visits == {"tiny_good": LEAST_VISITS + 8, "ngram": 3}
+    assert {timing.turn for timing in run.rounds if timing.draft == "ngram"} == {None}
+    turns = sorted(t.turn for t in run.rounds if t.turn is not None)
+    assert {*turns} == {*range(8)}
     texts = {
         draft: {trace.prompt for trace in run.traces if trace.draft == draft}
         for draft in ("tiny_good", "ngram")

@@ -56,6 +56,8 @@ REASONS: dict[str, Answer] = {
     "greedy_texts_differ": refusal("greedy_texts_differ", texts=8, differing=2, **FIRST),
     "greedy_texts_unjudged": refusal("greedy_texts_unjudged", texts=8, differing=2, **FIRST),
     "server_not_lossless": refusal("server_not_lossless", k=2, text_z=-85.12, plain_z=None),
+    "drafts_not_compared": refusal("drafts_not_compared", **BEST, slow="big", slow_s=0.00785,
+        fast="small", fast_s=0.00451),
     "impossible_speedup": refusal("impossible_speedup", k=2, speedup=3.2, prompt_set="easy"),
     "nothing_accepted": refusal("nothing_accepted", "does_not_pay", **BEST),
 }  # fmt: skip
@@ -137,7 +139,7 @@ CAVEATS: dict[str, dict[str, Any]] = {
     "routing_ties": {"tie": 1, "unjudged": 2},
     "busy_machine": {"load": 1.26, "processors": 2, "clock": "engine"},
     "plain_tokens_unlike": {"temperature": 0.0, "times": "6.3 ms (big), 1.6 ms (small)",
-        "drafts": 2, "step_s": 0.0018},
+        "drafts": 2, "step_s": None},
     "priced_from_steps": {"draft": "small", "temperature": 0.0, "k": 1, "tokens_per_round": 1.02,
         "step": 0.3, "speedup": 0.887},
     "counters_mixed": {"ks": "1, 3", "mean": 1.5, "share": None, "k": 3},

@@ -137,11 +137,12 @@ def test_the_first_line_is_vllms_after_the_command_that_measures_it() -> None:
         "num_speculative_tokens": 4,
     }
     assert first.notes[0] == (
-        "K=4 pays while a round there costs less than 3.50 of its plain tokens."
+        "K=4 pays if drafting and checking 4 tokens takes less time there than 3.50 ordinary"
+        " tokens."
     )
     sampled, *_ = snippets_of(decided(serve_on="vllm_probabilistic"))
     assert speculative_config(sampled)["draft_sample_method"] == "probabilistic"
-    assert "less than 3.00 of its plain tokens" in sampled.notes[0]
+    assert "less time there than 3.00 ordinary tokens" in sampled.notes[0]
     assert "engine=vllm " in sampled.measure
     assert sampled.measure.endswith("decode.rule=ratio")
 
@@ -274,7 +275,7 @@ def test_names_are_quoted_in_python_too() -> None:
 def test_a_run_that_stopped_drafting_early_is_served_so_where_the_engine_can() -> None:
     snippets = lines(decided(sampling={"stop_threshold": 0.3}))
     assert "assistant_confidence_threshold = 0.3" in snippets["transformers"].code
-    assert "less than 3.00 of its plain tokens" in snippets["transformers"].notes[0]
+    assert "less time there than 3.00 ordinary tokens" in snippets["transformers"].notes[0]
     for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm"):
         assert "stopped drafting early, it does not" in snippets[engine].notes[0]
 
@@ -474,10 +475,10 @@ def test_an_engine_without_the_best_kind_has_the_line_of_another_draft() -> None
 
     assert [(on.text, what.text) for on, what in zip(engines, serve, strict=True)] == [
         ("the harness's loop", "early_exit, K=3"),
-        (alike("ratio", "early_exit"), "K=3 if cost < 3.00"),
-        (alike("greedy_draft", "eagle3"), "eagle3, K=2 if cost < 3.50"),
-        (alike("ratio", "eagle3"), "eagle3, K=2 if cost < 3.00"),
-        (alike("block", "eagle3"), "eagle3, K=2 if cost < 3.20"),
+        (alike("ratio", "early_exit"), "K=3 if a round takes < 3.00 tokens"),
+        (alike("greedy_draft", "eagle3"), "eagle3, K=2 if a round takes < 3.50 tokens"),
+        (alike("ratio", "eagle3"), "eagle3, K=2 if a round takes < 3.00 tokens"),
+        (alike("block", "eagle3"), "eagle3, K=2 if a round takes < 3.20 tokens"),
     ]
     snippets = lines(made)
     assert speculative_config(snippets["vLLM"])["method"] == "eagle3"
@@ -494,7 +495,7 @@ def test_another_look_up_than_this_runs_emits_no_known_tokens() -> None:
     alike = tuple(spec.title for spec in with_lines().values() if "ngram" in spec.alike)
     assert alike
     for title, snippet in of_kind("ngram").items():
-        assert ("less than" in snippet.notes[0]) == title.startswith(alike), title
+        assert ("ordinary tokens" in snippet.notes[0]) == title.startswith(alike), title
 
 
 def test_a_run_that_decides_nothing_has_no_line() -> None:

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 from xml.etree import ElementTree
 
+import pytest
 from runs import FROZEN, analysed
 
 from harness import formatting as fmt
@@ -121,6 +123,21 @@ def test_the_plots_name_their_series_and_lines() -> None:
     assert all(label in drawn["speedup_vs_k.svg"] for label in ("easy", "hard", "temperature 1"))
     board = drawn_of("audition")["leaderboard.svg"]
     assert all(name in board for name in ("tiny_small, K=2", "ngram", leaderboard.PLAIN))
+
+
+def test_a_k_that_ran_on_a_few_prompts_has_no_point_next_to_the_line_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sweep in looks measures the K that replay chose on more prompts than the others."""
+    drawn: dict[str, list[float]] = {}
+
+    def points(_: Any, ks: list[float], *__: Any, label: str, **___: Any) -> None:
+        drawn[label] = ks
+
+    monkeypatch.setattr("harness.reporting.plots.style.points", points)
+    plots.drawn(analysed("sweep_decided"))
+    # Of the easy prompts five ran plainly and at K = 4, four of them at every K
+    assert {name: len(ks) for name, ks in drawn.items()} == {"easy": 1, "hard": 4}
 
 
 def test_a_snapshot_has_no_picture_of_speed_and_no_caution_about_timing() -> None:

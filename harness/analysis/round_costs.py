@@ -27,7 +27,7 @@ from harness.analysis.device import architecture
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped, where
-from harness.stats.jackknife import Array
+from harness.stats.jackknife import Array, Variance, joined
 from harness.stats.workload import TRIMMED, VisitCosts
 from harness.storage import StoredRun
 from harness.storage.manifest import Manifest, ModelEntry
@@ -46,6 +46,8 @@ PRECISE = 0.015
 CEILING_THAT_LOSES = 0.8
 # Or one that is below 1 by so many standard errors, of six visits' scatter or more
 SURELY = 4.0
+# Turns of visits from which a draft is timed by these alone
+LEAST_TURNS = 3
 # Of a draft step's time as it is timed alone, what every draft step of a round takes at least.
 # Steps timed alone came out up to a tenth too slow or too fast (docs/LOG.md); this is far below.
 SURE_OF_A_STEP = 0.5
@@ -59,12 +61,15 @@ class TimedVisits:
         plain_s: [visit] seconds of a plain token.
         ks: ascending.
         ratios: [visit, K] R(K) / R(0) by that visit alone.
+        turns: [visit] the turn in which it came, with one visit of every draft; empty where drafts
+            were visited apart.
     """
 
     temperature: float
     plain_s: Array
     ks: tuple[int, ...]
     ratios: Array
+    turns: tuple[int, ...] = ()
 
     @property
     def mean_ratios(self) -> Array:
@@ -79,6 +84,28 @@ class TimedVisits:
             return np.full(len(self.ks), np.inf)
         costs = VisitCosts(np.arange(len(self.ks)), self.ratios.T)
         return np.sqrt(costs.variance.value)
+
+    def plain_gap(self, other: "TimedVisits") -> tuple[float, Variance]:
+        """The logarithm of how many times as long a plain token took as in another's visits.
+
+        With its variance: over turns, in which drifts cancel, where both have them; else of two
+        independent means (Welch, "The generalization of Student's problem", 1947).
+        """
+        logs, others = np.log(self.plain_s), np.log(other.plain_s)
+        common = sorted({*self.turns} & {*other.turns})
+        if len(common) >= LEAST_TURNS:
+            logs = logs[[self.turns.index(turn) for turn in common]]
+            gaps = logs - others[[other.turns.index(turn) for turn in common]]
+            value, count = float(gaps.var(ddof=1)) / len(gaps), float(len(gaps) - 1)
+            return float(gaps.mean()), Variance(np.array(value), np.array(count))
+        gap = float(logs.mean() - others.mean())
+        if min(len(logs), len(others)) < 2:  # a single visit has no error
+            return gap, Variance(np.array(np.inf), np.array(1.0))
+        parts = [
+            Variance(each.var(ddof=1) / len(each), np.array(len(each) - 1.0))
+            for each in (logs, others)
+        ]
+        return gap, joined(parts)
 
     def rounds(self, lookup_s: float | None) -> RoundTimes:
         """R; `lookup_s` is what a look-up that finds nothing adds to a token."""
@@ -397,13 +424,14 @@ def step_times(timings: Sequence[StepTiming]) -> StepTimes:
 
 def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) -> TimedVisits | None:
     """The visits of a draft, at all temperatures of this one's work; None without a whole visit."""
-    timings = where(timings, draft=draft, batch=1)
+    timings = in_turn(where(timings, draft=draft, batch=1))
     nearest = near(timings, temperature)
     if not nearest:
         return None
     timed_at = nearest[0].temperature
     timings = [t for t in timings if (t.temperature > GREEDY) == (timed_at > GREEDY)]
     visits = grouped(timings, lambda t: t.visit)
+    turn_of = {t.visit: t.turn for t in timings if t.turn is not None}
     by_visit = {
         visit: {
             k: float(np.mean([seconds_per_round(t) for t in of_k]))
@@ -414,11 +442,19 @@ def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) ->
     timed = [k for seconds in by_visit.values() for k in seconds if k]
     # A K that ran out of memory on the way is none that was timed
     ks = tuple(sorted(k for k in set(timed) if 2 * timed.count(k) > len(by_visit)))
-    complete = [seconds for seconds in by_visit.values() if all(k in seconds for k in (0, *ks))]
+    complete = [visit for visit, seconds in by_visit.items() if {0, *ks} <= {*seconds}]
     if not complete or not ks:
         return None
-    table = np.array([[seconds[k] for k in (0, *ks)] for seconds in complete])
-    return TimedVisits(timed_at, table[:, 0], ks, table[:, 1:] / table[:, :1])
+    table = np.array([[by_visit[visit][k] for k in (0, *ks)] for visit in complete])
+    turns = tuple(turn_of[visit] for visit in complete if visit in turn_of)
+    turns = turns if len(turns) == len(complete) else ()
+    return TimedVisits(timed_at, table[:, 0], ks, table[:, 1:] / table[:, :1], turns)
+
+
+def in_turn(timings: Sequence[RoundTiming]) -> Sequence[RoundTiming]:
+    """The timings of visits in turn with other drafts' alone, where these are enough; else all."""
+    in_turns = [timing for timing in timings if timing.turn is not None]
+    return in_turns if len({t.turn for t in in_turns}) >= LEAST_TURNS else timings
 
 
 def near(timings: Sequence[RoundTiming], temperature: float) -> list[RoundTiming]:

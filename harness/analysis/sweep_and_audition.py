@@ -42,7 +42,7 @@ from harness.analysis.predicted import (
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.replayed import replay_check
 from harness.analysis.round_costs import Latency, latency_table, least_rounds
-from harness.analysis.scored_drafts import ScoredDrafts, scored_drafts
+from harness.analysis.scored_drafts import ScoredDrafts, plain_tokens_apart, scored_drafts
 from harness.analysis.setup import Setup, model_facts, run_facts, shares_of_sets
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
@@ -222,7 +222,47 @@ def answered_questions(run: PairRun) -> tuple[Answered, ...]:
             return impossible(run.unstable, question.evidence.temperature)
         return run.distrusted
 
-    return answered(asked, doubt, weights=shares_of_sets(setup), seed=setup.seed)
+    made = answered(asked, doubt, weights=shares_of_sets(setup), seed=setup.seed)
+    return tuple(
+        replace(
+            entry,
+            workload=_compared(run.drafts, entry.workload),
+            sets=tuple(_compared(run.drafts, answer) for answer in entry.sets),
+        )
+        for entry in made
+    )
+
+
+def _compared(drafts: ScoredDrafts, answer: Answer) -> Answer:
+    """The answer, undecided where a draft would lead at the pace of another one's minutes.
+
+    A speedup is of the machine as it was; between drafts that were timed at unlike paces it may be
+    off by as much as their plain tokens differ.
+    """
+    latencies = drafts.latencies.get(answer.temperature or 0.0, {})
+    draft, k = answer.named
+    if not answer.speculates or draft is None or len(latencies) < 2:
+        return answer
+    by_draft = grouped(answer.candidates, lambda each: each.draft)
+    speedups = {name: max(each.speedup for each in ks) for name, ks in by_draft.items()}
+    doubtful = {
+        pair: gap
+        for pair, gap in plain_tokens_apart(latencies).items()
+        if draft in pair and all(speedups.get(name, 0.0) * gap > speedups[draft] for name in pair)
+    }
+    if not doubtful:
+        return answer
+    slow, fast = max(doubtful, key=doubtful.__getitem__)
+    values: Values = {"slow": slow, "slow_s": latencies[slow].rounds.plain_s}
+    values |= {"fast": fast, "fast_s": latencies[fast].rounds.plain_s, "draft": draft, "k": k}
+    return replace(
+        answer,
+        decision="undecided",
+        reason="drafts_not_compared",
+        reason_values={**answer.reason_values, **values},
+        chance=None,
+        gain=None,
+    )
 
 
 def _answers(run: PairRun, made: Sequence[Answered]) -> Iterator[Answer]:
@@ -390,7 +430,7 @@ def _caveats(
     ]
     yield from timing.priced_from_steps.of(times, [*_not_timed(run.drafts)])
     yield from timing.launch_bound.of(*_steps(run, answers, rows))
-    yield from timing.plain_tokens_unlike.of(latencies)
+    yield from timing.plain_tokens_unlike.of(latencies, answers)
     yield from timing.predictions_off.of(errors)
     rounds = [each.rounds for by_draft in latencies.values() for each in by_draft.values()]
     beyond = [k for k in setup.ks if not all(each.covers(k) for each in rounds)]

@@ -7,7 +7,8 @@ keeps what it has. So a draft is loaded once, and it is of use to name the likel
 model draft that loses whatever its rounds cost (`harness.analysis.looks.cannot_pay`) has its texts
 scored and its steps timed, and none of its rounds. With
 `budget_s` each draft has an equal part of what is left, and one look at least; drafts are ranked on
-the prompts that all have scored.
+the prompts that all have scored. Once all are measured so, those that may still be served are
+visited in turn, where they fit in memory together (`harness.commands.draft_turns`).
 
 Everything is stored as it is made: a text is a line of trials.jsonl, a draft's scores and step
 times are written when it is done, and the manifest notes which drafts could not be used, or were
@@ -27,6 +28,7 @@ import torch
 
 from harness.analysis.looks import cannot_pay, slower_than
 from harness.commands.completions import completions
+from harness.commands.draft_turns import fit_together, visit_in_turn
 from harness.commands.opening import with_draft
 from harness.commands.other_runs import check_draft_of
 from harness.commands.pair import ModelPair, Pair, Scoring, Target
@@ -94,21 +96,29 @@ def score_drafts(
                 f" budget_s={math.ceil(2.0 * watch.spent_s)} or more"
             )
 
+    elsewhere = config.latency.target_ms is not None or folder.manifest.engine_costs is not None
+    takes_turns = not elsewhere and fit_together(target, drafts, config)
+
     def measure(conf: ModelConf, waiting: Sequence[GeneratedText]) -> DraftResult | None:
-        elsewhere = config.latency.target_ms is not None or folder.manifest.engine_costs is not None
         timed = elsewhere or any(
             t.role == "draft" and t.model == conf.name for t in folder.timings()
         )
-        missing = visits_of_draft(folder, target, conf, None, config).missing
+        visits = visits_of_draft(folder, target, conf, None, config, takes_turns=takes_turns)
+        missing = visits.missing
         if conf.name in folder.manifest.audition.untimed:
             missing = 0
         # Another run's scores may be here without times
         if timed and not waiting and not missing:
             return None
-        share_s = watch.left_s / (len(drafts) - drafts.index(conf))
-        return _measure_draft(folder, target, texts, conf, config, timed=timed, share_s=share_s)
+        # Half of the budget is for visits in turn
+        left = len(drafts) - drafts.index(conf)
+        share_s = watch.left_s / (left + len(drafts) if takes_turns else left)
+        how = {"timed": timed, "share_s": share_s, "takes_turns": takes_turns}
+        return _measure_draft(folder, target, texts, conf, config, **how)
 
     each_draft(folder, texts, drafts, measure, generation_s, watch=watch, debug=config.debug)
+    if takes_turns:
+        visit_in_turn(folder, target, drafts, config, watch)
     # The target again: how its texts are batched is known only now
     folder.note(models={**folder.manifest.models, **target.describe().models})
 
@@ -222,6 +232,7 @@ def _measure_draft(
     *,
     timed: bool,
     share_s: float = math.inf,
+    takes_turns: bool = False,
 ) -> DraftResult:
     """One draft's scores, look after look, and its step times, which are stored, unless `timed`.
 
@@ -233,6 +244,7 @@ def _measure_draft(
         folder: what it has of the draft is not made again.
         timed: whether the folder has its step times.
         share_s: seconds after which no further look is begun.
+        takes_turns: as of `visits_of_draft`; then all of these visits come early.
     """
     begun = time.monotonic()
     check_ks(config.k, conf)
@@ -243,22 +255,24 @@ def _measure_draft(
         costs, entry = folder.manifest.engine_costs, described_draft(conf, pair.draft_entry)
         check_draft_of(costs, conf.name, conf.kind, entry, config.temperature)
         draft = _Draft(folder, pair, conf, config, entry, folder.traces())
-        visits = visits_of_draft(folder, pair, conf, pair.timed_drafting, config, pair.most)
+        drafting = (pair.timed_drafting, config, pair.most)
+        visits = visits_of_draft(folder, pair, conf, *drafting, takes_turns=takes_turns)
         dropped: Dropped | None = None
         looks = _looks(target, texts, config)
+        pace = visits.most * (2 if takes_turns else 1) / len(looks)
         waits = bool(visits.most and not visits.complete and texts)
         waits = waits and config.until == "decided" and isinstance(pair, ModelPair)
         for look, names in enumerate(looks, start=1):
             if look > 1 and (time.monotonic() - begun) * look / (look - 1) > share_s:
                 break
             if not waits:
-                visits.reach(math.ceil(visits.most * (look - 0.5) / len(looks)))
+                visits.reach(min(visits.most, math.ceil(pace * (look - 0.5))))
             draft.score([text for text in texts if _name(text) in names])
             if look == 1 and not timed:
                 draft.time_steps()
             waits = waits and draft.cannot_pay(surely=False)
             if not waits:
-                visits.reach(math.ceil(visits.most * look / len(looks)))
+                visits.reach(min(visits.most, math.ceil(pace * look)))
             if not texts or look == len(looks):
                 continue
             if slower := slower_than(draft.run, draft.all_traces, conf.name, look):

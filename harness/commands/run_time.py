@@ -159,7 +159,7 @@ def audition_work(
     for conf in drafts:
         rest += scores(tasks, conf, config)
         if config.latency_from is None and config.latency.target_ms is None:
-            rest += _timed(turns, config, conf, timed_ks(config.k), price)
+            rest += _timed(turns, config, conf, timed_ks(config.k), price, among=len(drafts))
     count = 0 if config.traces_from else len(tasks) + missing_answers(prompts)
     return Work(generated(count, _mean_length(turns), config.new_tokens, config.batch), rest)
 
@@ -194,14 +194,17 @@ def _timed(
     ks: Sequence[int],
     price: Price,
     most: int | None = None,
+    among: int = 1,
 ) -> list[Forwards]:
     """Single steps; and rounds, in visits that time plain decoding twice and each K once.
 
-    A visit reads its prompt once, and a draft's for each K. There are `most` visits at most.
+    A visit reads its prompt once, and a draft's for each K. There are `most` visits at most, and
+    of a draft `among` several some more, before these take turns.
     """
     name, among_many = name_of(config, draft), isinstance(config, AuditionConfig)
     visits = visits_for(len(turns) * config.repetitions, among_many=among_many)
-    visits = min(visits, most or visits) * len(config.temperature)
+    visits = min(visits, most or visits) + (min(visits, LEAST_VISITS) if among > 1 else 0)
+    visits *= len(config.temperature)
     context = _mean_length(turns) + max(0, config.new_tokens - MOST_TOKENS) // 2
     work = [*timing_forwards(max(ks, default=0), name), Forwards("target", visits, context)]
     for k in (0, 0, *ks):

@@ -31,6 +31,8 @@ from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
 from harness.measurement.generations import Draft, Request
 from harness.measurement.round_times import (
+    LEAST_VISITS,
+    Counted,
     RoundVisits,
     TimedLoop,
     pair_ks,
@@ -204,6 +206,10 @@ def visits_of_draft(
     draft: Draft | None,
     config: AuditionConfig,
     most: int | None = None,
+    *,
+    takes_turns: bool = False,
+    in_turn: bool = False,
+    counted: Counted = progress,
 ) -> RoundVisits:
     """The visits of one draft of an audition.
 
@@ -213,6 +219,9 @@ def visits_of_draft(
         draft: the loaded model, or what makes the drafter of a request; None while there is none,
             to see what is missing.
         most: tokens that it drafts a round at most; None: any number.
+        takes_turns: whether it is visited in turn with the other drafts later; until then by few.
+        in_turn: whether these are those visits (`harness.commands.draft_turns`).
+        counted: as of `RoundVisits`.
     """
 
     def no_draft(_: Request) -> Drafter:
@@ -224,15 +233,18 @@ def visits_of_draft(
 
     cells = [(k, value) for k in (0, *timed_ks(config.k, most)) for value in config.temperature]
     visits = visits_for(len(target.prompts) * config.repetitions, among_many=True)
+    if takes_turns:
+        visits = min(visits, LEAST_VISITS)
     if config.latency.target_ms is not None or config.latency_from is not None:
         visits = 0
     return RoundVisits(
         _timed_loop(target, draft or no_draft, conf.name, cells, asked),
         folder,
         visits=visits,
-        counted=progress,
-        enough=lambda timings: timed_precisely(timings, conf.name),
-        loses=lambda timings: not conf.spec.looks_up and not can_pay(timings, conf.name),
+        counted=counted,
+        enough=lambda timings: not in_turn and timed_precisely(timings, conf.name),
+        loses=lambda timings: not (in_turn or conf.spec.looks_up or can_pay(timings, conf.name)),
+        in_turn=in_turn,
     )
 
 

@@ -222,6 +222,7 @@ class RoundVisits:
         counted: Counted,
         enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
         loses: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
+        in_turn: bool = False,
     ) -> None:
         """Continue with what is missing of `visits`.
 
@@ -234,13 +235,14 @@ class RoundVisits:
             enough: whether what was timed, in LEAST_VISITS or more, needs no more visits; asked
                 before more are made.
             loses: the same of VISITS_THAT_LOSE: whether the draft cannot gain at any K.
+            in_turn: whether these visits take turns with other drafts'; they count apart.
         """
         self._loop, self._folder, self._stored = loop, folder, folder.rounds
         self._counted, self._enough, self._loses = counted, enough, loses
         self._refused = set(folder.manifest.not_measured)
-        self._lines = lines = [
-            line for line in folder.rounds.read() if line.draft == loop.draft_name
-        ]
+        of_draft = [line for line in folder.rounds.read() if line.draft == loop.draft_name]
+        self._in_turn = in_turn
+        self._lines = lines = [line for line in of_draft if (line.turn is not None) == in_turn]
         kinds = {
             (entry.k, entry.sampling.temperature)
             for entries in loop.requests.values()
@@ -248,7 +250,7 @@ class RoundVisits:
             if self._measurement(entry) not in self._refused
         }
         by_visit = grouped(lines, lambda line: line.visit)
-        self._next = max(by_visit, default=-1) + 1
+        self._next = max((line.visit for line in of_draft), default=-1) + 1
         self.complete = sum(
             kinds <= {(line.k, line.temperature) for line in made} for made in by_visit.values()
         )
@@ -314,7 +316,8 @@ class RoundVisits:
         timings = [timing for group in together for timing in self._timed(group, number, tick)]
         load = others.so_far()
         share = load.load / load.processors
-        timings = [replace(timing, other_share=share) for timing in timings]
+        turn = self.complete if self._in_turn else None
+        timings = [replace(timing, other_share=share, turn=turn) for timing in timings]
         self._stored.append(*timings)
         self._lines += timings
 

@@ -524,7 +524,10 @@ def _evidence(answer: Answer) -> str:
     if emitted is None:
         return "Not measured, and what its rounds emit is not known."
     below = fmt.decimal(emitted.pays_below)
-    return f"K={emitted.k} pays while a round there costs less than {below} of its plain tokens."
+    return (
+        f"K={emitted.k} pays if drafting and checking {emitted.k} tokens takes less time there than"
+        f" {below} ordinary tokens."
+    )
 
 
 def _why_unknown(engine: EngineSpec, served: PairToServe) -> str:

@@ -195,8 +195,8 @@ def rate_beyond_capacity(waits: Sequence[UserLatency]) -> Iterator[Values]:
 
 @caveat(
     "caution",
-    "other work kept {others:.2f} processors busy while requests were sent side by side: no K is"
-    " named for loads; measure them on a quiet machine",
+    "other programs took {others:.2f} processors while requests were sent side by side, so no K is"
+    " named for loads; measure them again on a quiet machine",
 )
 def loads_disturbed(others: float | None) -> Iterator[Values]:
     """Processors that other work kept busy during loads, where these are too many; else None."""

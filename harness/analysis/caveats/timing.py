@@ -10,11 +10,13 @@ from harness import formatting as fmt
 from harness.analysis.caveats.record import Quoted, caveat
 from harness.analysis.prediction_error import PredictionError
 from harness.analysis.round_costs import Latency
+from harness.analysis.scored_drafts import UNLIKE, plain_tokens_apart
 from harness.analysis.setup import Setup
 from harness.engine_facts.engines import OWN, spec_of
 from harness.records import BUSY, CardReadings, ThrottleReason
 from harness.storage.manifest import EngineCosts
 from harness.summary import (
+    Answer,
     Basis,
     RoundSummary,
     StepBound,
@@ -28,8 +30,6 @@ CAPPED = 0.1
 LEAST_THROTTLED = 0.01
 # Those that say more before those that are set along with them
 THROTTLE_REASONS: tuple[ThrottleReason, ...] = get_args(ThrottleReason)
-# Times of the target's plain token, slowest / fastest, beyond which drafts do not compare
-UNLIKE = 1.5
 
 
 # ---- other work, and heat ------------------------------------------------------------------------
@@ -136,44 +136,54 @@ _THROTTLED = {
 
 
 def _say_plain_tokens_unlike(values: Quoted) -> str:
-    step_s = values["step_s"]
-    step = "" if step_s is None else f" and its bare step {fmt.in_ms(step_s)} ms"
-    several = values["drafts"] > 1
-    doubt = "speedups and ranks do not compare" if several else "predictions may be off"
+    if values["drafts"] > 1:
+        return (
+            f"at temperature {values['temperature']:g} the target's plain token took"
+            f" {values['times']}: the machine was not equally fast, so the ranks of these do not"
+            " compare; time them again on a quiet machine"
+        )
     return (
         f"at temperature {values['temperature']:g} the target's plain token took {values['times']}"
-        f"{step}, the same work: the machine was not equally fast, so {doubt}; time it again on a"
-        " quiet machine"
+        f" and its bare step {fmt.in_ms(values['step_s'])} ms, the same work: the machine was not"
+        " equally fast, so predictions may be off; time it again on a quiet machine"
     )
 
 
 @caveat("caution", _say_plain_tokens_unlike)
-def plain_tokens_unlike(latencies: Mapping[float, Mapping[str, Latency]]) -> Iterator[Values]:
+def plain_tokens_unlike(
+    latencies: Mapping[float, Mapping[str, Latency]], answers: Sequence[Answer]
+) -> Iterator[Values]:
     """Where the target's plain token differs by far more than timing scatters, the worst case.
 
-    It is the same work next to whichever draft, and nearly that of a bare step: of all drafts at a
-    temperature, and the first's step, the slowest is held against the fastest. A target that runs
-    in a slower way for a draft is another one. times: "6.3 ms (a), 1.6 ms (b)"; drafts: how many.
+    It is the same work next to whichever draft, and nearly that of a bare step, against which that
+    of a single draft is held. Not where an answer is undecided for it.
+    times: "6.3 ms (a), 1.6 ms (b)"; drafts: how many.
     """
     found: dict[float, Values] = {}
+    refused = {answer.temperature for answer in answers if answer.reason == "drafts_not_compared"}
     for temperature, by_draft in latencies.items():
         timed = {
-            draft: latency.rounds.plain_s
+            draft: latency
             for draft, latency in by_draft.items()
             if latency.visits is not None
             and latency.visits.temperature == temperature
             and latency.rounds.other_plain_s is None
         }
-        steps = [each.steps.target_s for draft, each in by_draft.items() if each.steps]
-        known_s = [*timed.values(), *(steps[:1] if timed else [])]
-        if timed and max(known_s) > UNLIKE * min(known_s):
-            slowest_first = sorted(timed.items(), key=lambda entry: -entry[1])
+        values: Values = {"temperature": temperature, "drafts": len(timed), "step_s": None}
+        if len(timed) == 1:
+            ((draft, latency),) = timed.items()
+            plain_s, step_s = latency.rounds.plain_s, latency.steps and latency.steps.target_s
+            apart = 1.0 if step_s is None else max(plain_s, step_s) / min(plain_s, step_s)
+            if apart > UNLIKE:
+                times = f"{fmt.in_ms(plain_s)} ms ({draft})"
+                found[apart] = {**values, "times": times, "step_s": step_s}
+        elif temperature not in refused and (gaps := plain_tokens_apart(timed)):
+            named = {draft for drafts in gaps for draft in drafts}
+            slowest_first = sorted(named, key=lambda draft: -timed[draft].rounds.plain_s)
             times = ", ".join(
-                f"{1e3 * seconds:.3g} ms ({draft})" for draft, seconds in slowest_first
+                f"{fmt.in_ms(timed[draft].rounds.plain_s)} ms ({draft})" for draft in slowest_first
             )
-            values: Values = {"temperature": temperature, "times": times, "drafts": len(timed)}
-            values["step_s"] = steps[0] if steps else None
-            found[max(known_s) / min(known_s)] = values
+            found[max(gaps.values())] = {**values, "times": times}
     if found:
         yield found[max(found)]
 

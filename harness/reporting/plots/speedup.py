@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from harness import formatting as fmt
-from harness.records import ResultRow, grouped, where
+from harness.records import ResultRow, first, grouped, where
 from harness.reporting import grid
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
@@ -35,6 +35,7 @@ def draw_by_k(summary: Summary) -> style.Plot | None:
         row
         for row in summary.generated
         if row.k > 0 and row.speedup is not None and stability.of_cell(summary, row) is None
+        if not _of_few_prompts(summary, row)
     ]
     if not points:
         return None
@@ -81,6 +82,14 @@ def draw_by_k(summary: Summary) -> style.Plot | None:
         )
     caption = GAIN_CAPTION.format(points=shown)
     return style.plot("speedup_vs_k.svg", caption, figure, under)
+
+
+def _of_few_prompts(summary: Summary, row: ResultRow) -> bool:
+    """True of a K that was not chosen, which was to run on fewer prompts than plain decoding."""
+    cell = {"prompt_set": row.prompt_set, "temperature": row.temperature}
+    plain = first(summary.alone, source=row.source, k=0, **cell)
+    asked = row.status == "complete" and plain is not None
+    return asked and (row.prompts or 0) < (plain.prompts or 0)
 
 
 def _predicted(summary: Summary) -> list[ResultRow]:

@@ -37,8 +37,9 @@ def banner(summary: Summary) -> str | None:
     if caveat is None:
         return None
     return (
-        f"NO CHOICE TO ACT ON: other work kept {caveat.values['others']:.2f} processors busy while"
-        " the run's loads were timed, so no K is named: measure the loads on a quiet one."
+        "NO CHOICE TO ACT ON: other programs slowed the loads of the server run (they took"
+        f" {caveat.values['others']:.2f} processors), so no K is named. Repeat that run on a quiet"
+        " machine, then plan again."
     )
 
 

@@ -58,6 +58,7 @@ def status(run: RunFacts) -> str | None:
 def engine(run: RunFacts) -> str | None:
     """The engine of the steps, by model where it differs; None where no model ran.
 
+    Nor where all ran as a processor runs them, eagerly and in the harness's own forward.
     "engine: CUDA graphs (target); CUDA graphs, uncompiled (draft: no C compiler)"
     """
     roles: dict[tuple[str, str | None], list[str]] = {}
@@ -68,7 +69,9 @@ def engine(run: RunFacts) -> str | None:
         uncompiled = model.engine == "cuda_graphs" and (reason or model.compiled is False)
         name = f"{ENGINES.get(model.engine, model.engine)}{', uncompiled' if uncompiled else ''}"
         roles.setdefault((name, reason), []).append(model.role)
-    if not roles:
+    heads = {kind for kind, spec in DRAFTS.items() if spec.reads_states}
+    engines = {model.engine for model in run.models if model.engine is not None}
+    if not any(reason for _, reason in roles) and engines <= {"lean", *heads}:
         return None
     if len(roles) == 1 and not any(reason for _, reason in roles):
         return f"engine: {next(iter(roles))[0]}"

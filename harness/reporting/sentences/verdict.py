@@ -382,6 +382,11 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
         f"the server's texts at K={values['k']} are not those of lossless sampling"
         f" ({scores(values)}), so its speed does not count"
     ),
+    "drafts_not_compared": lambda _, values: (
+        f"plain decoding took {fmt.in_ms(values['slow_s'])} ms a token next to {values['slow']} and"
+        f" {fmt.in_ms(values['fast_s'])} ms next to {values['fast']}, so the machine's pace may"
+        " have ranked the drafts; time them again on a quiet machine"
+    ),
     "impossible_speedup": _impossible_speedup,
     "given_numbers": _given_numbers,
     "not_timed": _not_timed,

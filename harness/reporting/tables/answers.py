@@ -22,7 +22,9 @@ GRID: tuple[Column[GridRow], ...] = (
 )
 TITLE = "What to serve"
 NO_DRAFT_NOTE = "no draft (...): the speedup is that of what is in brackets, which loses least."
-COST_NOTE = "cost: time of a round in plain tokens."
+COST_NOTE = (
+    "A round drafts and checks K tokens; its time is counted in ordinary tokens of that engine."
+)
 
 
 def grid_table(summary: Summary) -> Table:
