@@ -45,11 +45,11 @@ LEAST_THREAD_STEPS, MOST_THREAD_STEPS, THREAD_S = 5, 15, 0.5
 THREAD_CONTEXT = 16
 # By how much more threads must be faster to be taken
 THREAD_GAIN = 0.1
-# Well beyond the caches: 50 MB on an H200, some 100 MB on large server processors
-BUFFER_BYTES = {"cuda": 2 * 1024**3, "mps": 512 * 1024**2, "cpu": 512 * 1024**2}
+# Well beyond the caches, two of them: 50 MB on an H200, some 100 MB on large server processors
+BUFFER_BYTES = {"cuda": 2 * 1024**3, "mps": 512 * 1024**2, "cpu": 256 * 1024**2}
 SHARE_OF_FREE = 1 / 16
 # Samples of the bandwidth: as many as fit into so many seconds
-LEAST_SAMPLES, MOST_SAMPLES, SAMPLING_S = 3, 9, 0.5
+LEAST_SAMPLES, MOST_SAMPLES, SAMPLING_S = 3, 9, 0.2
 LEAST_SAMPLE_BYTES = 64 * 1024**2
 # Between two readings of a card, which take about a millisecond
 CARD_READ_EVERY_S = 5.0
