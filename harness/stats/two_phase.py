@@ -47,7 +47,7 @@ interval approach", 1989).
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -197,36 +197,6 @@ class TwoPhase:
         error = nominal_error((1.0 - level) / 2.0, self.looks)
         upper = -stdtrit(self.variances.degrees, error) * np.sqrt(self.variances.value)
         return _speedup(float((self.scores + upper).max()))
-
-    def chance_to_decide(self, level: float, near: float) -> float:
-        """The conditional power: the chance that the last look decides if the estimate is true.
-
-        Pairs that are still to be measured lower the price's error alone, for all prompts are
-        replayed. So the last look differs from this one by a normal number of what they lower.
-
-        Source: Lan and Wittes, "The B-value: a tool for monitoring data", 1988.
-
-        `level` is of the interval that decides; one within `near` of a speedup of 1 decides too.
-        """
-        share = self.looks[-1]
-        if share >= 1.0:
-            return 0.0
-        less = float(self.timing.value) * (1.0 - share)
-        own = float(self.variance.value)
-        left = math.sqrt(max(0.0, 1.0 - less / own)) if own > 0.0 else 1.0
-        last = replace(
-            self,
-            variances=self.variances._replace(value=self.variances.value - less),
-            errors=left * self.errors,  # as skew as now
-            looks=look_shares(LOOKS),
-        )
-        interval, deviation = last.interval(level), math.sqrt(less) or math.ulp(1.0)
-        lower, upper = math.log(interval.lo), math.log(interval.hi)
-        pays = ndtr(lower / deviation)
-        loses = ndtr(-math.log(last.ceiling(level)) / deviation)
-        least, most = math.log1p(-near) - lower, math.log1p(near) - upper
-        matters_little = ndtr(most / deviation) - ndtr(least / deviation) if least < most else 0.0
-        return min(1.0, float(pays + loses + matters_little))
 
     def on_these_prompts(self) -> Interval:
         """The interval on the prompts of the run: the error of timing alone."""
