@@ -118,7 +118,6 @@ class MeasuredPart:
     # speedup_lo, speedup_hi: on exactly these prompts, 95 %; the error is that of timing alone
     speedup_lo: float
     speedup_hi: float
-    chance_to_decide: float  # of the pairs that are still to be measured, if any
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from harness.analysis.verdict import (
     Candidate,
     Evidence,
     MeasuredPairs,
+    closed,
     decide,
     in_turn,
-    needs_pairs,
 )
 from harness.stats.two_phase import LOOKS, Pairs, look_shares
 from harness.summary import Answer
@@ -115,11 +115,8 @@ def _of_last_look(evidence: Evidence) -> tuple[list[Answer], int]:
     """The verdicts at one temperature, and the look that they are of."""
     for look in range(1, LOOKS + 1):
         on = partial(verdict_on, at_look(evidence, look))
-        if look < LOOKS and needs_pairs(on("all", ERROR * (1.0 - SETS_SHARE))):
-            continue  # no time is spent on its sets
-        verdicts = [*in_turn(on, SETS, ERROR)]
-        if look == LOOKS or not any(map(needs_pairs, verdicts)):
-            return verdicts, look
+        if look == LOOKS or closed(on("all", ERROR * (1.0 - SETS_SHARE))):
+            return [*in_turn(on, SETS, ERROR)], look
     raise AssertionError("the last look ends it")
 
 

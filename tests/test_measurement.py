@@ -198,9 +198,32 @@ def test_more_threads_are_taken_for_a_clear_gain_alone(
 ) -> None:
     before = torch.get_num_threads()
     monkeypatch.setattr(environment.psutil, "cpu_count", lambda **_: 4)
-    monkeypatch.setattr(environment, "_step_seconds", lambda count, *_: seconds[count])
+    monkeypatch.setattr(environment, "_step_seconds", lambda *_: seconds)
     try:
         assert environment.settle_threads("auto", [TableModel()], [1, 2]) == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_no_more_threads_are_taken_than_there_are_free_processors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, others = torch.get_num_threads(), environment.OtherLoad()
+    monkeypatch.setattr(environment.psutil, "cpu_count", lambda **_: 4)
+    load = 1.9
+    monkeypatch.setattr(others, "so_far", lambda: MachineLoad(load, 4))
+    monkeypatch.setattr(
+        environment, "_step_seconds", lambda counts, *_: {count: 1.0 / count for count in counts}
+    )
+    try:
+        assert environment.settle_threads("auto", [TableModel()], [1, 2], others=others) == 2
+        load = 3.9
+        assert environment.settle_threads("auto", [TableModel()], [1, 2], others=others) == 1
+        assert environment.settle_threads("auto", [], [], others=others) == 1
+        load = 0.2
+        assert environment.settle_threads("auto", [TableModel()], [1, 2], others=others) == 4
+        load = 3.9
+        assert environment.settle_threads(2, [TableModel()], [1, 2], others=others) == 2
     finally:
         torch.set_num_threads(before)
 

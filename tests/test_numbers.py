@@ -42,6 +42,7 @@ REMOVED: dict[str, str] = {
         ),
         "no decision hung on it: docs/decisions/0026-what-left-the-pages.md",
     ),
+    "answers/*/pairs/chance_to_decide": "a prompt set keeps no run going: docs/decisions/0030",
     **dict.fromkeys(
         (
             *("comparison/*/source", "comparison/caveats/code=plain_moved*"),

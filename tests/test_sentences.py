@@ -49,7 +49,7 @@ REASONS: dict[str, Answer] = {
     "near_one": refusal("near_one", **BEST, near=0.05),
     "a K that was measured on a part of the prompts": replace(
             refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=40),
-            chance=0.71, gain=0.031, pairs=MeasuredPart(16, 8, 0.85, 0.95, 0.1),
+            chance=0.71, gain=0.031, pairs=MeasuredPart(16, 8, 0.85, 0.95),
         ),
     "too_few_prompts": refusal("too_few_prompts", **BEST, prompts=2, needed=4),
     "no_complete_prompt": refusal("no_complete_prompt", prompt_set=None),

@@ -1,8 +1,9 @@
 """Generations that take turns: the texts and counts are those of each alone, and so is the time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from test_models import recurrent
 from transformers import Qwen3Config
 
 from harness.cli import compose
+from harness.commands import sweep
 from harness.commands.checks import check_run
 from harness.commands.opening import open_pair
 from harness.commands.pair import Pair, SideBySide
-from harness.commands.requests import requests_of
+from harness.commands.requests import requests_of, side_by_side
 from harness.commands.run_lifecycle import load_prompts
 from harness.commands.tasks import sweep_tasks
 from harness.decoding.sampling import SamplingParameters
@@ -25,6 +27,7 @@ from harness.measurement.generations import SLICE, Models, Request, run_side_by_
 from harness.models.cached import CachedModel, SnapshotModel
 from harness.models.lean.model import LeanModel
 from harness.records import Trial
+from harness.storage import RunFolder, load
 
 VOCAB = 128
 PROMPT = (5, 9, 2, 40, 77, 3)
@@ -142,3 +145,51 @@ def test_one_that_fails_leaves_the_others_alone() -> None:
     assert [trial.status for trial in trials] == ["ok", "failed", "ok"]
     assert "out of memory" in str(trials[1].error)
     assert trials[0].tokens == run_trial(asked(0), TableModel(), None).tokens
+
+
+@pytest.mark.usefixtures("few_samples")
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_resumed_run_goes_on_as_it_was_begun_side_by_side_or_one_after_the_other(
+    fits: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By the memory that is free when it is begun, whatever is free later."""
+    groups: list[int] = []
+
+    def interrupted(requests: Sequence[Request], models: Sequence[Models]) -> list[Trial]:
+        if len(groups) == 2:
+            raise KeyboardInterrupt
+        return counted(requests, models)
+
+    def counted(requests: Sequence[Request], models: Sequence[Models]) -> list[Trial]:
+        groups.append(len(requests))
+        return run_side_by_side(requests, models)
+
+    def begin(words: Sequence[str], share: float, run: Any) -> None:
+        monkeypatch.setattr("harness.commands.pair.CACHES_SHARE", share)
+        monkeypatch.setattr("harness.commands.requests.run_side_by_side", run)
+        asked = ["k=[1,2]", "temperature=[0]", "new_tokens=8", "prompts.limit=2", "threads=1"]
+        sweep.run(compose("sweep", [f"results_root={tmp_path}", "until=all", *asked, *words]))
+
+    with pytest.raises(KeyboardInterrupt):
+        begin([], 0.5 if fits else 0.0, interrupted)
+    (folder,) = tmp_path.iterdir()
+    before = load(folder)
+    assert before.manifest.side_by_side is fits
+    assert ("generations follow each other" in capsys.readouterr().err) is not fits
+    begin([f"resume={folder}"], 0.0 if fits else 0.5, counted)
+    assert set(groups) == ({3} if fits else {1})
+    after = load(folder)
+    assert after.manifest.side_by_side is fits
+    assert after.trials[: len(before.trials)] == before.trials
+    assert len(after.trials) == 3 * 4
+
+
+def test_a_run_of_a_version_without_turns_goes_on_without_them(tmp_path: Path) -> None:
+    pair, (first, *_) = opened("tiny_good", "k=[2]", "new_tokens=8")
+    folder = RunFolder.create(str(tmp_path), "sweep", ["tiny"], {})
+    folder.trials.append(run_trial(first, pair.target_model, pair.drafting))
+    assert not side_by_side(folder, pair, [2])
+    assert side_by_side(RunFolder.create(str(tmp_path), "sweep", ["tiny"], {}), pair, [2])

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from simulated_sweeps import TRUTHS, Design, at_look, simulated, two_phases, verdict_on
 
-from harness.analysis.verdict import UNLIKELY, closed, in_turn, needs_pairs
+from harness.analysis.verdict import closed, in_turn
 from harness.stats.two_phase import (
     BLOCKS,
     DRIFTS,
@@ -22,7 +22,7 @@ from harness.stats.two_phase import (
     two_phase,
 )
 from harness.stats.workload import VisitCosts, Workload
-from harness.summary import Answer, MeasuredPart
+from harness.summary import Answer
 
 ALL = Design(64, 26)
 
@@ -226,31 +226,6 @@ def test_looks_err_as_often_as_they_may(error):
     assert (crossed * weights).mean() == pytest.approx(error, rel=0.03)
 
 
-def test_the_chance_that_further_pairs_decide_is_how_often_they_do():
-    rng, unlikely, decided = np.random.default_rng(4), [], []
-    for _ in range(60):
-        evidence = two_phases(rng, "plain", ALL, TRUTHS["1.10x"], 1.0)
-        early = verdict_on(at_look(evidence, 2), "hard", 0.0025)
-        late = verdict_on(at_look(evidence, LOOKS), "hard", 0.0025)
-        assert early.pairs is not None
-        assert late.pairs is not None
-        assert late.pairs.chance_to_decide == 0.0
-        (decided if closed(late) else unlikely).append(early.pairs.chance_to_decide)
-    given_up = [chance for chance in (*unlikely, *decided) if chance < UNLIKELY]
-    assert len(given_up) > 20
-    assert sum(chance < UNLIKELY for chance in decided) <= 0.1 * len(given_up)
-    assert np.mean(decided) > np.mean(unlikely) + 0.2
-
-
-def test_only_a_prompt_set_is_given_up():
-    part = MeasuredPart(64, 26, 0.9, 1.1, chance_to_decide=0.05)
-    open_ = replace(Answer.undecided(0.0, "easy", "interval_spans_one", {}), pairs=part)
-    assert not needs_pairs(open_)
-    assert needs_pairs(replace(open_, prompt_set="all"))
-    assert needs_pairs(replace(open_, pairs=replace(part, chance_to_decide=0.5)))
-    assert not needs_pairs(replace(open_, prompt_set="all", decision="speculate"))
-
-
 def test_bounds_fall_from_look_to_look():
     evidence = two_phases(np.random.default_rng(0), "plain", ALL, TRUTHS["1.10x"], 1.0)
     errors = [nominal_error(0.0125, look_shares(look)) for look in range(1, LOOKS + 1)]
@@ -345,11 +320,3 @@ def test_what_measured_rounds_cost_beyond_their_price_is_in_every_candidates_spe
     (named,) = (each for each in answer.candidates if (each.draft, each.k) == answer.named)
     assert named.source == "measured"
     assert named.speedup == pytest.approx(answer.speedup, rel=0.02), "but for the optimism"
-
-
-def test_an_early_look_foresees_a_last_one_that_is_no_more_skew():
-    """Its error is as skew as now, and not eight times as much."""
-    evidence = two_phases(np.random.default_rng(4), "heavy tails", ALL, TRUTHS["1.10x"], 1.0)
-    early = verdict_on(at_look(evidence, 1), "all", 0.0125)
-    assert early.pairs is not None
-    assert early.pairs.chance_to_decide > 0.5

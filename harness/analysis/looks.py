@@ -37,7 +37,7 @@ from harness.analysis.server_run import served_run
 from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import answered_questions, pair_run
-from harness.analysis.verdict import ONE_SIDED, closed, needs_pairs
+from harness.analysis.verdict import ONE_SIDED, closed
 from harness.records import GREEDY, TextTrace, grouped, where
 from harness.stats.jackknife import MIN_PROMPTS, enough_prompts, half_width
 from harness.stats.two_phase import look_shares, nominal_error
@@ -69,10 +69,9 @@ def choice(run: StoredRun, temperature: float) -> int | None:
 def decided(run: StoredRun, look: int) -> Set[float]:
     """The temperatures that need no more pairs after so many looks.
 
-    The questions are those that the report answers with measured pairs: the whole workload and each
-    of its prompt sets. At such a temperature the workload is decided, and so is each prompt set
-    unless further pairs are unlikely to. The bounds are those of this look. A report of a run
-    whose manifest carries the same number of looks says the same.
+    The workload is decided there, or further pairs would not decide it. A prompt set keeps no run
+    going: replay says most of its verdict, and pairs of all sets the price. The bounds are those of
+    this look. A report of a run whose manifest carries the same number of looks says the same.
 
     `run` has traces, round times and the trials so far; `look` is 1 to 4, of four.
     """
@@ -83,11 +82,8 @@ def decided(run: StoredRun, look: int) -> Set[float]:
     return {
         entry.question.evidence.temperature
         for entry in answered_questions(pair_run(Setup(replace(run, manifest=made))))
-        if not any(
-            needs_pairs(answer)
-            and not (entry.question.evidence.pairs is not None and answer.reason in FIXED)
-            for answer in (entry.workload, *entry.sets)
-        )
+        if closed(entry.workload)
+        or (entry.question.evidence.pairs is not None and entry.workload.reason in FIXED)
     }
 
 

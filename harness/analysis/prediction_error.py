@@ -58,8 +58,7 @@ class Gap:
             return None
 
         def log(sums: Mapping[PromptId, Array]) -> Estimate:
-            plain_s, plain_tokens, seconds, tokens = np.array([sums[name] for name in names]).T
-            return log_speedup(plain_s, plain_tokens, seconds, tokens, ("",) * len(names))
+            return log_speedup(*np.array([sums[name] for name in names]).T)
 
         gap = log(predicted) - log(measured)
         if gap.variance is None:

@@ -69,8 +69,6 @@ ONE_SIDED = 0.025
 SETS_SHARE = 0.1
 # An interval within this of 1: whichever it is, it matters little.
 NEAR = 0.05
-# A prompt set that the rest of the pairs decide with less than this chance keeps no run going.
-UNLIKELY = 0.2
 # A number of prompts is named where it decides with this chance, up to so many times today's.
 DECIDES = 0.9
 MOST_TIMES = 10
@@ -368,7 +366,7 @@ def decide(
         values = {**named, **_too_few(workload, evidence.pairs)}
         return replace(verdict, speedup=looks_like, reason="too_few_prompts", reason_values=values)
     verdict = _with_interval(verdict, fit, level)
-    verdict = replace(verdict, pairs=_measured_part(fit, evidence.pairs, workload, level))
+    verdict = replace(verdict, pairs=_measured_part(fit, evidence.pairs, workload))
     if (verdict.speedup_lo or 0.0) > 1.0:
         verdict = replace(verdict, decision="speculate")
         reason, values = "held_out_gain", {}
@@ -428,15 +426,13 @@ def _candidates(
 
 
 def _measured_part(
-    fit: TwoPhase, pairs: MeasuredPairs | None, workload: Workload, level: float
+    fit: TwoPhase, pairs: MeasuredPairs | None, workload: Workload
 ) -> MeasuredPart | None:
-    """The measured part of a verdict, at a level; None without measured pairs."""
+    """The measured part of a verdict; None without measured pairs."""
     if pairs is None:
         return None
-    timing = fit.on_these_prompts()
     prompts, measured = len(workload.prompt_sets), len({*pairs.prompts})
-    chance = fit.chance_to_decide(level, NEAR)
-    return MeasuredPart(prompts, measured, timing.lo, timing.hi, chance)
+    return MeasuredPart(prompts, measured, *fit.on_these_prompts())
 
 
 def in_turn(
@@ -471,17 +467,6 @@ def in_turn(
 def closed(verdict: Answer) -> bool:
     """True where a verdict is decided, or too near 1 for more measurements to matter."""
     return verdict.decision != "undecided" or verdict.reason == "near_one"
-
-
-def needs_pairs(verdict: Answer) -> bool:
-    """True where a run in looks goes on for a verdict: open, and further pairs may decide it.
-
-    A prompt set is given up where they are unlikely to; the workload never is.
-    """
-    if closed(verdict):
-        return False
-    chance = 1.0 if verdict.pairs is None else verdict.pairs.chance_to_decide
-    return verdict.prompt_set == "all" or chance >= UNLIKELY
 
 
 def _too_few(workload: Workload, pairs: MeasuredPairs | None) -> Values:

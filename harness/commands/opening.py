@@ -57,18 +57,20 @@ def open_target(
 
 def _open_target(config: Config, prompts: Sequence[Prompt], eager_because: str | None) -> Target:
     """The target with its first turns, a cache for the longest text, and the threads settled."""
-    device = resolve_device(config.device.name)
-    environment.settle_threads(config.threads, (), ())  # those asked for check the models, too
+    device, others = resolve_device(config.device.name), environment.OtherLoad()
     check_clock(config, config.model, device)
     check_memory(config, prompts)
     target = load_model(config.model, device)
+    environment.settle_threads(config.threads, (), (), others=others)  # that check the models
     model = _cached(target, config, f"model {target.name}", eager_because)
     whole = encoded_conversations(target.tokenizer, prompts, config)
     positions = reserve(whole, config, [(target, model)])
     first = tuple(encoded_turn(target.tokenizer, prompt, 1, (), config) for prompt in prompts)
     context = max((entry.tokens for entry in first), key=len)
     with progress("choosing the number of threads") as bar:
-        environment.settle_threads(config.threads, [model], context, expect=bar.expect, tick=bar)
+        environment.settle_threads(
+            config.threads, [model], context, others=others, expect=bar.expect, tick=bar
+        )
     return Target(target, model, tuple(prompts), first, positions)
 
 

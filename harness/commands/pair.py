@@ -171,6 +171,20 @@ class Pair(Target, ABC):
         return 2.0 * self.positions * per_token
 
     @property
+    def on_processors(self) -> bool:
+        """True where no card computes."""
+        return all(timed.model.device.type == "cpu" for timed in self.timed)
+
+    def fits(self, number: int) -> bool:
+        """True where so many generations can be run at once: on processors with memory for caches.
+
+        On a card recorded work is bound to one cache, and other work seldom shares a card.
+        """
+        free = free_bytes(torch.device("cpu"))
+        fits = free is None or (number - 1) * self.cache_bytes < CACHES_SHARE * free
+        return self.on_processors and fits
+
+    @property
     def most(self) -> int | None:
         """Tokens that it drafts a round at most; None: any number."""
         return None
@@ -343,22 +357,11 @@ class HeadPair(Pair):
 
 
 class SideBySide:
-    """The models of generations that take turns, of each with caches of its own.
-
-    On a card, and where memory is short, they are run one after the other, with the pair's own
-    caches: recorded work is bound to one cache, and other work seldom shares a card.
-    """
+    """The models of generations that take turns, of each with caches of its own."""
 
     def __init__(self, pair: Pair, *, timed: bool = False) -> None:
         """Of a pair; `timed` where rounds are timed with it."""
         self._pair, self._timed = pair, timed
-
-    def fits(self, number: int) -> bool:
-        """True where so many generations are run at once: on processors with memory for caches."""
-        if any(timed.model.device.type != "cpu" for timed in self._pair.timed):
-            return False
-        free = free_bytes(torch.device("cpu"))
-        return free is None or (number - 1) * self._pair.cache_bytes < CACHES_SHARE * free
 
     def models(self, number: int) -> list[Models]:
         """Of so many generations at once."""

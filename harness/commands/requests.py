@@ -6,13 +6,13 @@ missing.
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any
 
 from harness.commands.pair import Config, Pair, SideBySide
-from harness.commands.progress import progress
+from harness.commands.progress import progress, say
 from harness.commands.tasks import EncodedPrompt, Task
 from harness.config import DecodeConf, ModelConf, PairConfig, rates_for
 from harness.decoding.sampling import SamplingParameters
@@ -130,6 +130,33 @@ def _identity(conf: ModelConf) -> dict[str, object]:
 # ---- running -------------------------------------------------------------------------------------
 
 
+def side_by_side(folder: RunFolder, pair: Pair, ks: Collection[int]) -> bool:
+    """True where plain decoding and every K take turns; a run goes on as it was begun.
+
+    They do on processors with memory for the caches of all, by what is free when the run begins.
+    One that has timings and no note of it was begun one generation after the other.
+
+    Args:
+        ks: that are measured.
+    """
+    noted = folder.manifest.side_by_side
+    if noted is None:
+        begun = bool(folder.trials.read() or folder.rounds.read())
+        number = len({0, *ks}) + 1  # plain decoding is timed twice
+        noted = not begun and pair.fits(number)
+        if not noted and not begun and pair.on_processors:
+            say(f"no memory for {number} caches side by side: generations follow each other")
+        folder.note(side_by_side=noted)
+    return noted
+
+
+def models_of(folder: RunFolder, pair: Pair, config: PairConfig) -> ModelsOf:
+    """The models of a run's generations."""
+    if side_by_side(folder, pair, config.speculative_ks):
+        return SideBySide(pair)
+    return lambda _: (pair.target_model, pair.drafting)
+
+
 def run_requests(
     folder: RunFolder,
     requests: Sequence[Request],
@@ -166,7 +193,7 @@ def _together(requests: Sequence[Request], models: ModelsOf) -> Iterator[list[Re
     """The requests that are run at once: successive ones of a text, or single ones."""
     for _, group in groupby(requests, lambda entry: (entry.key, entry.turn)):
         entries = list(group)
-        if isinstance(models, SideBySide) and models.fits(len(entries)):
+        if isinstance(models, SideBySide):
             yield entries
         else:
             yield from ([entry] for entry in entries)

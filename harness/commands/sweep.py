@@ -17,8 +17,8 @@ from harness.commands.completions import check_texts, completions, score_pair, w
 from harness.commands.dry_run import print_sweep
 from harness.commands.opening import open_pair
 from harness.commands.other_runs import check_draft_of, check_target_of, costs_of_sweep
-from harness.commands.pair import Pair, SideBySide
-from harness.commands.requests import requests_of, run_requests
+from harness.commands.pair import Pair
+from harness.commands.requests import models_of, requests_of, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -100,7 +100,8 @@ def _measure_all(folder: RunFolder, pair: Pair, config: SweepConfig, visits: Rou
         completions(folder, pair, config)
     else:
         requests = requests_of(pair, config, sweep_tasks(pair.prompts, config).measured)
-        trials = run_requests(folder, requests, SideBySide(pair), "generating", visits.up_to)
+        models = models_of(folder, pair, config)
+        trials = run_requests(folder, requests, models, "generating", visits.up_to)
         if not synthetic:  # else the texts are not the target's
             check_texts(folder, trials, pair, config)
     # How far a draft drafts off the text is not replayed with a penalty

@@ -27,8 +27,8 @@ import numpy as np
 from harness.analysis.looks import choice, decided
 from harness.analysis.round_costs import PRECISE
 from harness.commands.completions import check_texts, completions, score_pair
-from harness.commands.pair import Pair, SideBySide
-from harness.commands.requests import requests_of, run_requests
+from harness.commands.pair import Pair
+from harness.commands.requests import ModelsOf, models_of, requests_of, run_requests
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import CELL_S, RunTime, Stopwatch, say_left
 from harness.commands.tasks import (
@@ -149,9 +149,9 @@ class _Measured:
     measured: int = 0
 
     @cached_property
-    def models(self) -> SideBySide:
+    def models(self) -> ModelsOf:
         """What the generations are run with."""
-        return SideBySide(self.pair)
+        return models_of(self.folder, self.pair, self.config)
 
     @property
     def generation_s(self) -> float:

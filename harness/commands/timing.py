@@ -17,7 +17,7 @@ from harness.analysis.round_costs import can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
 from harness.commands.pair import Pair, SideBySide, Target
 from harness.commands.progress import progress
-from harness.commands.requests import completion, request
+from harness.commands.requests import completion, request, side_by_side
 from harness.commands.tasks import EncodedPrompt
 from harness.config import (
     AuditionConfig,
@@ -190,8 +190,9 @@ def visits_of_pair(
         return replace(made, stop_below=made.stop_below and NEVER)
 
     cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
+    beside = side_by_side(folder, pair, ks)
     return RoundVisits(
-        _timed_loop(pair, pair.timed_drafting, pair.draft_name, cells, asked),
+        _timed_loop(pair, pair.timed_drafting, pair.draft_name, cells, asked, beside=beside),
         folder,
         visits=visits_for(len(pair.prompts) * config.repetitions),
         counted=progress,
@@ -237,8 +238,10 @@ def visits_of_draft(
         visits = min(visits, LEAST_VISITS)
     if config.latency.target_ms is not None or config.latency_from is not None:
         visits = 0
+    ks = [k for k, _ in cells]
+    beside = isinstance(target, Pair) and side_by_side(folder, target, ks)
     return RoundVisits(
-        _timed_loop(target, draft or no_draft, conf.name, cells, asked),
+        _timed_loop(target, draft or no_draft, conf.name, cells, asked, beside=beside),
         folder,
         visits=visits,
         counted=counted,
@@ -254,14 +257,16 @@ def _timed_loop(
     name: str,
     cells: Sequence[tuple[int, float]],
     asked: Callable[[EncodedPrompt, int, float], Request],
+    *,
+    beside: bool,
 ) -> TimedLoop:
     """The loop that times each cell, a K and a temperature, as `asked` of a prompt of each set."""
     by_set = grouped(target.prompts, lambda entry: entry.prompt.prompt_set)
     requests = {key: [asked(each[0], *cell) for cell in cells] for key, each in by_set.items()}
     prompts = {key: [entry.tokens for entry in each] for key, each in by_set.items()}
-    beside = SideBySide(target, timed=True) if isinstance(target, Pair) else None
-    at_once = len({k for k, _ in cells}) + 1  # plain decoding is timed twice
+    models = None
+    if beside and isinstance(target, Pair):
+        models = SideBySide(target, timed=True).models
     return TimedLoop(
-        *(target.target_model, draft, name, requests, prompts, target.positions),
-        beside=beside.models if beside is not None and beside.fits(at_once) else None,
+        *(target.target_model, draft, name, requests, prompts, target.positions), beside=models
     )

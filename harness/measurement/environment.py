@@ -3,6 +3,7 @@
 Only what needs a device imports torch: breakeven and report describe their host without it.
 """
 
+import math
 import os
 import platform
 import re
@@ -43,13 +44,15 @@ SHORTEST_SECRET = 6
 # after a short context, for a prefill takes far longer and says no more
 LEAST_THREAD_STEPS, MOST_THREAD_STEPS, THREAD_S = 5, 15, 0.5
 THREAD_CONTEXT = 16
-# By how much more threads must be faster to be taken
-THREAD_GAIN = 0.1
-# Well beyond the caches: 50 MB on an H200, some 100 MB on large server processors
-BUFFER_BYTES = {"cuda": 2 * 1024**3, "mps": 512 * 1024**2, "cpu": 512 * 1024**2}
+# By how much more threads must be faster to be taken: next to other work they lose far more
+THREAD_GAIN = 0.2
+# A processor of which others take no more than this is free
+ALMOST_FREE = 0.25
+# Well beyond the caches, two of them: 50 MB on an H200, some 100 MB on large server processors
+BUFFER_BYTES = {"cuda": 2 * 1024**3, "mps": 512 * 1024**2, "cpu": 256 * 1024**2}
 SHARE_OF_FREE = 1 / 16
 # Samples of the bandwidth: as many as fit into so many seconds
-LEAST_SAMPLES, MOST_SAMPLES, SAMPLING_S = 3, 9, 0.5
+LEAST_SAMPLES, MOST_SAMPLES, SAMPLING_S = 3, 9, 0.2
 LEAST_SAMPLE_BYTES = 64 * 1024**2
 # Between two readings of a card, which take about a millisecond
 CARD_READ_EVERY_S = 5.0
@@ -273,18 +276,21 @@ def settle_threads(
     models: "Sequence[CausalModel]",
     context: Sequence[int],
     *,
+    others: OtherLoad | None = None,
     expect: Callable[[int], None] = lambda _: None,
     tick: Callable[[], None] = lambda: None,
 ) -> int:
     """Set torch's CPU threads: the number given, or the fewest that make these models' steps fast.
 
     More threads are not faster as a matter of course: an oversubscribed machine ran a 1M-parameter
-    model twenty times slower with two than with one. So more are taken only for a clear gain.
-    Returns the number that is now in force.
+    model twenty times slower with two than with one. So more are taken only for a clear gain, and
+    no more than there are free processors. Returns the number that is now in force.
 
     Args:
         setting: "auto" or a positive integer.
+        models: none to begin with as many threads as there are free processors at most.
         context: token ids; the first few fill the caches.
+        others: the load of other work, since some seconds.
         expect, tick: called with the number of measurements, and after each.
     """
     import torch
@@ -292,13 +298,22 @@ def settle_threads(
     if setting != "auto":
         torch.set_num_threads(setting)
         return setting
-    if all(model.device.type != "cpu" for model in models):
+    if models and all(model.device.type != "cpu" for model in models):
         return torch.get_num_threads()
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    candidates = sorted({1, *(2**power for power in range(1, 7) if 2**power < cores), cores})
-    expect(len(candidates) * len(models))
-    context = context[:THREAD_CONTEXT]
-    times = {count: _step_seconds(count, models, context, tick) for count in candidates}
+    free = cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    if others is not None:
+        free = max(1, math.floor(cores - others.so_far().load + ALMOST_FREE))
+    if not models:
+        torch.set_num_threads(min(torch.get_num_threads(), free))
+        return torch.get_num_threads()
+    powers = {2**power for power in range(7)}
+    candidates = [count for count in sorted({*powers, cores}) if count <= min(cores, free)]
+    expect(len(models))
+    times = dict.fromkeys(candidates, 0.0)
+    for model in models:
+        seconds = _step_seconds(candidates, model, context[:THREAD_CONTEXT])
+        times = {count: times[count] + seconds[count] for count in candidates}
+        tick()
     best = fewest_threads(times)
     torch.set_num_threads(best)
     return best
@@ -311,12 +326,9 @@ def fewest_threads(seconds: Mapping[int, float]) -> int:
 
 
 def _step_seconds(
-    threads: int,
-    models: "Sequence[CausalModel]",
-    context: Sequence[int],
-    tick: Callable[[], None],
-) -> float:
-    """Seconds for one step of each model, the median of a few.
+    candidates: Sequence[int], model: "CausalModel", context: Sequence[int]
+) -> dict[int, float]:
+    """Seconds of a step with each number of threads, taking turns: the medians of a few.
 
     Not the best of them: threads that wait for one another lose most where other work runs, and a
     machine that is busy now may stay so.
@@ -325,23 +337,29 @@ def _step_seconds(
 
     from harness.measurement.clock import Clock
 
-    torch.set_num_threads(threads)
-    clock = Clock(*models)
-    total = 0.0
-    for model in models:
-        model.prefill(context)
-        token = torch.tensor(context[-1:], device=model.device)
-        durations: list[float] = []
-        while len(durations) < LEAST_THREAD_STEPS or (
-            len(durations) < MOST_THREAD_STEPS and sum(durations) < THREAD_S
-        ):
-            start = clock.now()
-            model.forward(token)
-            durations.append(clock.now() - start)
-            model.rewind(1)
-        tick()
-        total += statistics.median(durations)
-    return total
+    if len(candidates) == 1:
+        return dict.fromkeys(candidates, 1.0)
+    clock = Clock(model)
+    model.prefill(context)
+    token = torch.tensor(context[-1:], device=model.device)
+    durations: dict[int, list[float]] = {count: [] for count in candidates}
+
+    def step() -> float:
+        start = clock.now()
+        model.forward(token)
+        seconds = clock.now() - start
+        model.rewind(1)
+        return seconds
+
+    begin = clock.now()
+    for number in range(MOST_THREAD_STEPS):
+        if number >= LEAST_THREAD_STEPS and clock.now() - begin > THREAD_S * len(candidates):
+            break
+        for count in candidates:
+            torch.set_num_threads(count)
+            step()  # threads start
+            durations[count].append(step())
+    return {count: statistics.median(each) for count, each in durations.items()}
 
 
 def copy_bandwidth(device: "torch.device", buffer_bytes: int | None = None) -> CopyBandwidth:

@@ -75,9 +75,7 @@ def set_members(prompt_sets: Sequence[str]) -> list[tuple[str, Index]]:
     return [(name, np.flatnonzero(names == name)) for name in sorted(set(prompt_sets))]
 
 
-def set_weights(
-    prompt_sets: Sequence[str], weights: Mapping[str, float] | None
-) -> dict[str, float]:
+def set_weights(prompt_sets: Sequence[str], weights: Weights) -> dict[str, float]:
     """The weight of each prompt set in the workload, summing to 1; equal weights if None."""
     names = sorted(set(prompt_sets))
     if weights is None:
@@ -92,9 +90,7 @@ def set_weights(
     return {name: value / total for name, value in chosen.items()}
 
 
-def token_weights(
-    prompt_sets: Sequence[str], tokens: Array, weights: Mapping[str, float] | None
-) -> Array:
+def token_weights(prompt_sets: Sequence[str], tokens: Array, weights: Weights) -> Array:
     """The weight of each token of a prompt, [prompt], so that the workload sums to 1.
 
     Sets count by their weights, equal if None, whatever their number of tokens [prompt].
@@ -245,6 +241,19 @@ def skew_term(errors: Array, variance: Array, number: int, quantile: Array | flo
     return np.maximum(own, lognormal) * (1.0 + 2.0 * np.square(quantile)) / 6.0
 
 
+def lower_half_width(
+    variance: Variance, half: Array, without: Array, prompt_sets: Sequence[str]
+) -> Array:
+    """How far the lower bound of a log speedup is off, [...]; `half` without its skewness.
+
+    `without` are the values without each prompt, [..., prompt].
+    """
+    deviation, errors = np.sqrt(variance.value), prompt_errors(without, prompt_sets)
+    quantile = half / np.where(deviation > 0.0, deviation, 1.0)
+    term = skew_term(errors, variance.value, without.shape[-1], quantile)
+    return np.asarray(half + deviation * term)
+
+
 def half_width(variance: Variance, level: float) -> Array:
     """Half the width of Student's interval, [...]."""
     quantile = stdtrit(variance.degrees, (1.0 + level) / 2.0)
@@ -271,19 +280,12 @@ class Estimate:
     sizes: Array  # [prompt] how much each counts within its set
     prompt_sets: tuple[str, ...]  # the set of each prompt
 
-    def __add__(self, other: "Estimate") -> "Estimate":
-        return replace(
-            self,
-            value=self.value + other.value,
-            without=self.without + other.without,
-            sizes=self.sizes + other.sizes,
-        )
-
     def __neg__(self) -> "Estimate":
         return replace(self, value=-self.value, without=-self.without)
 
     def __sub__(self, other: "Estimate") -> "Estimate":
-        return self + -other
+        value, without = self.value - other.value, self.without - other.without
+        return replace(self, value=value, without=without, sizes=self.sizes + other.sizes)
 
     def log(self) -> "Estimate":
         """The logarithm of a value above 0."""
@@ -341,13 +343,11 @@ class Estimate:
             return None
         parts = [self.variance] if shared is None else [self.variance, shared]
         variance = joined(parts)
-        half = float(half_width(variance, level))
-        lower, deviation = half, math.sqrt(float(variance.value))
-        if of_speedup and deviation:
-            errors = prompt_errors(self.without, self.prompt_sets)
-            term = skew_term(errors, variance.value, len(self.without), half / deviation)
-            lower += deviation * float(term)
-        return Interval(self.value - lower, self.value + half)
+        half = half_width(variance, level)
+        lower = half
+        if of_speedup:
+            lower = lower_half_width(variance, half, self.without, self.prompt_sets)
+        return Interval(self.value - float(lower), self.value + float(half))
 
 
 def ratio(
@@ -365,7 +365,7 @@ def workload_ratio(
     numerator: Array,
     denominator: Array,
     prompt_sets: Sequence[str],
-    weights: Mapping[str, float] | None = None,
+    weights: Weights = None,
 ) -> Estimate:
     """The weighted mean over prompt sets of sum(numerator) / sum(denominator), each [prompt].
 
@@ -391,25 +391,10 @@ def log_speedup(
     baseline_tokens: Array,
     seconds: Array,
     tokens: Array,
-    prompt_sets: Sequence[str],
-    weights: Mapping[str, float] | None = None,
-) -> Estimate:
-    """The logarithm of a workload's speedup; arguments as `speedup_interval`'s."""
-    before = workload_ratio(baseline_s, baseline_tokens, prompt_sets, weights)
-    return before.log() - workload_ratio(seconds, tokens, prompt_sets, weights).log()
-
-
-def speedup_interval(
-    baseline_s: Array,
-    baseline_tokens: Array,
-    seconds: Array,
-    tokens: Array,
     prompt_sets: Sequence[str] | None = None,
-    weights: Mapping[str, float] | None = None,
-    shared: Variance | None = None,
-    level: float = CONFIDENCE,
-) -> Interval | None:
-    """The interval of a workload's speedup, a prompt's two runs left out together.
+    weights: Weights = None,
+) -> Estimate:
+    """The logarithm of a workload's speedup, a prompt's two runs left out together.
 
     The statistic is sum over sets of weight * (baseline seconds / tokens), each a ratio of sums,
     divided by the same of the other run. With one set that is the plain ratio of ms_per_token.
@@ -419,15 +404,29 @@ def speedup_interval(
             repetitions summed.
         seconds, tokens: [prompt] of the run that is judged.
         prompt_sets: the set of each prompt; one set if None.
-        weights: of the sets; equal if None.
-        shared: of the logarithm, an error that all prompts have in common.
-
-    Returns:
-        None with too few prompts.
+        weights: of the sets.
     """
     sets = ("",) * len(seconds) if prompt_sets is None else prompt_sets
-    estimate = log_speedup(baseline_s, baseline_tokens, seconds, tokens, sets, weights)
-    return exponential(estimate.interval(level, shared, of_speedup=True))
+    before = workload_ratio(baseline_s, baseline_tokens, sets, weights)
+    return before.log() - workload_ratio(seconds, tokens, sets, weights).log()
+
+
+def speedup_interval(
+    baseline_s: Array,
+    baseline_tokens: Array,
+    seconds: Array,
+    tokens: Array,
+    prompt_sets: Sequence[str] | None = None,
+    weights: Weights = None,
+    *,
+    shared: Variance | None = None,
+) -> Interval | None:
+    """The interval of a speedup as of `log_speedup`; None with too few prompts.
+
+    `shared` is an error of its logarithm that all prompts have in common.
+    """
+    log = log_speedup(baseline_s, baseline_tokens, seconds, tokens, prompt_sets, weights)
+    return exponential(log.interval(shared=shared, of_speedup=True))
 
 
 def exponential(interval: Interval | None) -> Interval | None:
@@ -441,7 +440,7 @@ def share_interval(
     prompt_sets: Sequence[str] | None = None,
     *,
     tokens: Array | None = None,
-    weights: Mapping[str, float] | None = None,
+    weights: Weights = None,
 ) -> Interval | None:
     """The interval of sum(part) / sum(total), a share such as accepted / (accepted + rejected).
 

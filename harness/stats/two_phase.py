@@ -47,7 +47,7 @@ interval approach", 1989).
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -198,36 +198,6 @@ class TwoPhase:
         upper = -stdtrit(self.variances.degrees, error) * np.sqrt(self.variances.value)
         return _speedup(float((self.scores + upper).max()))
 
-    def chance_to_decide(self, level: float, near: float) -> float:
-        """The conditional power: the chance that the last look decides if the estimate is true.
-
-        Pairs that are still to be measured lower the price's error alone, for all prompts are
-        replayed. So the last look differs from this one by a normal number of what they lower.
-
-        Source: Lan and Wittes, "The B-value: a tool for monitoring data", 1988.
-
-        `level` is of the interval that decides; one within `near` of a speedup of 1 decides too.
-        """
-        share = self.looks[-1]
-        if share >= 1.0:
-            return 0.0
-        less = float(self.timing.value) * (1.0 - share)
-        own = float(self.variance.value)
-        left = math.sqrt(max(0.0, 1.0 - less / own)) if own > 0.0 else 1.0
-        last = replace(
-            self,
-            variances=self.variances._replace(value=self.variances.value - less),
-            errors=left * self.errors,  # as skew as now
-            looks=look_shares(LOOKS),
-        )
-        interval, deviation = last.interval(level), math.sqrt(less) or math.ulp(1.0)
-        lower, upper = math.log(interval.lo), math.log(interval.hi)
-        pays = ndtr(lower / deviation)
-        loses = ndtr(-math.log(last.ceiling(level)) / deviation)
-        least, most = math.log1p(-near) - lower, math.log1p(near) - upper
-        matters_little = ndtr(most / deviation) - ndtr(least / deviation) if least < most else 0.0
-        return min(1.0, float(pays + loses + matters_little))
-
     def on_these_prompts(self) -> Interval:
         """The interval on the prompts of the run: the error of timing alone."""
         value, half = self.scores[self.named], float(half_width(self.timing, CONFIDENCE))
@@ -265,63 +235,40 @@ def two_phase(
         return None
     scores, (rounds, of_rounds) = workload.log_speedups(), _rounds_errors(workload)
     named = int(scores.argmax()) if candidate is None else candidate
-    if pairs is None or prompts is None:
-        return _without_pairs(workload, scores, rounds, of_rounds, named, looks, seed)
-    if len(set(prompts.tolist())) < MIN_MEASURED:
-        return None
-    number = len(workload.prompt_sets)
-    price = _Price.of(pairs, prompts)
-    errors = np.zeros((len(rounds), max(number, int(prompts.max()) + 1)))
-    errors[:, :number] = rounds
-    errors[:, price.prompts] -= price.errors
-    without_price = (errors**2).sum(axis=1) - float(price.by_prompts.value)
-    timing = price.variance
-    # Of each candidate's price next to the named one's, by the visits; its own is known
-    relative = workload.visit_variance(named)
-    of_prompts = Variance(np.maximum(without_price, 0.0), of_rounds.degrees)
-    # What drift adds to errors that hold the scatter of the pairs already
-    covariance = errors @ errors.T + float(timing.value - price.by_prompts.value)
+    number, optimism_of = len(workload.prompt_sets), rounds @ rounds.T
+    if pairs is not None and prompts is not None:
+        if len(set(prompts.tolist())) < MIN_MEASURED:
+            return None
+        price = _Price.of(pairs, prompts)
+        errors = np.zeros((len(rounds), max(number, int(prompts.max()) + 1)))
+        errors[:, :number] = rounds
+        errors[:, price.prompts] -= price.errors
+        without_price = (errors**2).sum(axis=1) - float(price.by_prompts.value)
+        prices, timing, looks = price.mean, price.variance, pairs.looks
+        of_prompts = Variance(np.maximum(without_price, 0.0), of_rounds.degrees)
+        # Of each candidate's price next to the named one's, by the visits; its own is known
+        parts = [of_prompts, timing, workload.visit_variance(named)]
+        # What drift adds to errors that hold the scatter of the pairs already
+        covariance = errors @ errors.T + float(timing.value - price.by_prompts.value)
+    else:  # errors of timing as the workload's visits and shared errors have them
+        errors, of_prompts, prices = rounds, of_rounds, 0.0
+        by_timing, own = workload.timing_errors()
+        covariance = rounds @ rounds.T + by_timing @ by_timing.T
+        covariance += np.diag(np.full(len(scores), own))
+        parts = [of_rounds, workload.timing_variance()]
+        timing, optimism_of = _of(parts[1], named), covariance
     return TwoPhase(
         named=named,
-        scores=scores - price.mean,
-        optimism=_optimism(scores, rounds @ rounds.T, seed),
-        variances=joined([of_prompts, timing, relative]),
+        scores=scores - prices,
+        optimism=_optimism(scores, optimism_of, seed),
+        variances=joined(parts),
         timing=timing,
         prompts=_of(of_prompts, named),
         covariance=covariance,
         errors=errors[named],
         number=number,
-        looks=pairs.looks,
-        measured=True,
-        seed=seed,
-    )
-
-
-def _without_pairs(
-    workload: Workload,
-    scores: Array,
-    rounds: Array,
-    of_rounds: Variance,
-    named: int,
-    looks: tuple[float, ...],
-    seed: int,
-) -> TwoPhase:
-    """By the workload's own seconds; errors of timing as its visits and shared errors have them."""
-    errors, own = workload.timing_errors()
-    covariance = rounds @ rounds.T + errors @ errors.T + np.diag(np.full(len(scores), own))
-    timing = workload.timing_variance()
-    return TwoPhase(
-        named=named,
-        scores=scores,
-        optimism=_optimism(scores, covariance, seed),
-        variances=joined([of_rounds, timing]),
-        timing=_of(timing, named),
-        prompts=_of(of_rounds, named),
-        covariance=covariance,
-        errors=rounds[named],
-        number=rounds.shape[1],
         looks=looks,
-        measured=False,
+        measured=pairs is not None,
         seed=seed,
     )
 
@@ -336,9 +283,8 @@ def _rounds_errors(workload: Workload) -> tuple[Array, Variance]:
 
     They are independent, and their squares sum to the variance, which has its own degrees.
     """
-    without = workload.log_speedups(1.0 - np.eye(len(workload.prompt_sets)))
-    errors = prompt_errors(without, workload.prompt_sets)
-    return errors, prompt_variance(without, workload.prompt_sets, workload.baseline_tokens)
+    without, sets = workload.without, workload.prompt_sets
+    return prompt_errors(without, sets), prompt_variance(without, sets, workload.baseline_tokens)
 
 
 @dataclass(frozen=True, eq=False)

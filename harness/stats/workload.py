@@ -8,6 +8,7 @@ engine by what its requests tell of its costs. On the log scale these parts are 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -22,11 +23,11 @@ from harness.stats.jackknife import (
     independent_errors,
     joined,
     left_out_variance,
+    lower_half_width,
     prompt_errors,
     prompt_variance,
     set_members,
     set_weights,
-    skew_term,
 )
 
 # Share of the visits at either end that the mean of round times leaves out
@@ -110,14 +111,19 @@ class Workload:
             plain, costs = plain + shares[name] * before, costs + shares[name] * after.T
         return np.log(plain / costs)
 
+    @cached_property
+    def without(self) -> Array:
+        """Each candidate's log speedup without each prompt, [candidate, prompt]."""
+        return self.log_speedups(1.0 - np.eye(len(self.prompt_sets)))
+
     def log_speedup_variance(self, to: int | None = None) -> Variance:
         """The variance of each candidate's log speedup, [candidate].
 
         With `to` that of its difference to this candidate's, in which cancels what the two have in
         common: the prompts, the visits of one draft, errors that all predictions share.
         """
-        without = self.log_speedups(1.0 - np.eye(len(self.prompt_sets)))
-        prompts = prompt_variance(_less(without, to), self.prompt_sets, self.baseline_tokens)
+        without = _less(self.without, to)
+        prompts = prompt_variance(without, self.prompt_sets, self.baseline_tokens)
         return joined([prompts, self.timing_variance(to)])
 
     def visit_variance(self, to: int | None = None) -> Variance:
@@ -154,10 +160,9 @@ class Workload:
 
         What candidates share, prompts, a draft's visits and other errors, moves them together.
         """
-        without = self.log_speedups(1.0 - np.eye(len(self.prompt_sets)))
-        prompts = prompt_errors(without, self.prompt_sets)
+        prompts = prompt_errors(self.without, self.prompt_sets)
         timing, own = self.timing_errors()
-        moves = np.hstack([prompts, timing, math.sqrt(own) * np.eye(len(without))])
+        moves = np.hstack([prompts, timing, math.sqrt(own) * np.eye(len(prompts))])
         rng = np.random.default_rng(seed)
         return self.log_speedups() + rng.normal(size=(draws, moves.shape[1])) @ moves.T
 
@@ -166,11 +171,8 @@ class Workload:
         if not enough_prompts(self.prompt_sets):
             return None
         logs, variance = self.log_speedups(), self.log_speedup_variance()
-        half, deviations = half_width(variance, CONFIDENCE), np.sqrt(variance.value)
-        number = len(self.prompt_sets)
-        errors = prompt_errors(self.log_speedups(1.0 - np.eye(number)), self.prompt_sets)
-        quantiles = half / np.where(deviations > 0.0, deviations, 1.0)
-        lower = half + deviations * skew_term(errors, variance.value, number, quantiles)
+        half = half_width(variance, CONFIDENCE)
+        lower = lower_half_width(variance, half, self.without, self.prompt_sets)
         bounds = np.exp([logs - lower, logs + half]).T
         return [Interval(float(lo), float(hi)) for lo, hi in bounds]
 

@@ -359,6 +359,8 @@ class Manifest:
     texts_from: TextsFrom | None = None
     texts_made_with: TextsMadeWith | None = None
     synthetic_acceptance: tuple[SyntheticAcceptance, ...] = ()
+    # Whether generations take turns (`harness.commands.requests.side_by_side`)
+    side_by_side: bool | None = None
     # Of a sweep that measures until its verdicts are decided; None of any other
     looks: Looks | None = None
     # Which K a server run with until=decided measures; None of any other

@@ -9,6 +9,7 @@ head are folded into rows, so that attention reads each key once.
 Shapes: B sequences, n positions, H query heads over G = H / KV groups, D the head's width.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,12 +40,19 @@ def project_onto(residual: Tensor, x: Tensor, projection: Projection) -> Tensor:
     return torch.addmm(residual, x, projection.weight)
 
 
+@cache
+def _scalar(value: float) -> Tensor:
+    """A number as operations take it without making a tensor of it at every call."""
+    return torch.tensor(value)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root mean square norm over the last dimension, in float32; the weight in x's dtype."""
-    if x.dtype == torch.float32 and not x.is_cuda:  # one call, where the calls take the time
-        if weight.ndim == 1:
-            return F.rms_norm(x, weight.shape, weight, eps)
-        return F.rms_norm(x, x.shape[-1:], eps=eps) * weight
+    if x.dtype == torch.float32 and x.is_cpu and not torch.compiler.is_compiling():
+        # The fewest calls, which take the time here
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        mean = torch.addcmul(_scalar(eps), norm, norm, value=1.0 / x.shape[-1])
+        return (x * mean.rsqrt_()).mul_(weight)
     wide = x.float()
     mean = torch.linalg.vecdot(wide, wide).unsqueeze(-1) * (1.0 / x.shape[-1])
     return (wide * torch.rsqrt(mean + eps)).to(x.dtype) * weight
@@ -72,22 +80,18 @@ def heads_of(
     batch = x.shape[0] // count
     normed = rms_norm(x, layer.attention_norm, eps)
     qkv = project(normed, layer.qkv).view(batch, count, heads + 2 * kv_heads, width)
-    query_key = qkv[:, :, : heads + kv_heads]
+    query_key, value = qkv.split_with_sizes((heads + kv_heads, kv_heads), 2)
     if layer.qk_norm is not None:
         query_key = rms_norm(query_key, layer.qk_norm, eps)
     query_key = rotate(query_key, cos, sin)
     groups = heads // kv_heads
-    query = query_key[:, :, :heads]
+    query, key = query_key.split_with_sizes((heads, kv_heads), 2)
     if count > 1:
         parts = query.view(batch, count, kv_heads, groups, width)
         query = parts.permute(0, 2, 3, 1, 4)
     # Sizes are written out, so that a compiler knows their factors
     folded = query.reshape(batch, kv_heads, groups * count, width)
-    return (
-        folded,
-        query_key[:, :, heads:].transpose(1, 2),
-        qkv[:, :, heads + kv_heads :].transpose(1, 2),
-    )
+    return folded, key.transpose(1, 2), value.transpose(1, 2)
 
 
 def unfold(attended: Tensor, count: int) -> Tensor:

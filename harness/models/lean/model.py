@@ -123,14 +123,13 @@ class LeanModel(CachedModel):
             if index in self._kept_layers:
                 states[index] = x
             query, key, value = heads_of(x, layer, cos, sin, self._sizes, weights.eps)
-            keys[:, :, start:end] = key
-            values[:, :, start:end] = value
+            keys.narrow(2, start, count).copy_(key)
+            values.narrow(2, start, count).copy_(value)
+            keys, values = keys.narrow(2, 0, end), values.narrow(2, 0, end)
             if causal:
-                attended = _causal_attention(query, keys[:, :, :end], values[:, :, :end])
+                attended = _causal_attention(query, keys, values)
             else:
-                attended = F.scaled_dot_product_attention(
-                    query, keys[:, :, :end], values[:, :, :end], attn_mask=mask
-                )
+                attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
             x = project_onto(x, unfold(attended, count), layer.output)
             x = mlp(x, layer, weights.eps)
         self._length = end
