@@ -13,10 +13,15 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
 from harness.analysis.engine_costs import priced_by
 from harness.analysis.predicted import Predicted
-from harness.analysis.replayed import decoded, replay_drafts, replayed
+from harness.analysis.replayed import (
+    ScoredTexts,
+    decoded,
+    replay_drafts,
+    replayed,
+    replayed_adaptively,
+)
 from harness.analysis.round_costs import (
     LOOKUP_S,
     Latency,

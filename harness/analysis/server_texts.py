@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
 from harness.analysis.cells import completed, few_visits, latest
 from harness.analysis.lossless import text_checks, without_faulty
-from harness.analysis.replayed import as_served, beginning
+from harness.analysis.replayed import ScoredTexts, as_served, beginning, replayed_adaptively
 from harness.analysis.request_times import Settle, settled, settling
 from harness.analysis.setup import Setup
 from harness.engine_facts.engines import spec_of
