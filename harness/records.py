@@ -393,9 +393,6 @@ class RoundTiming:
     # every request is sent with two budgets, which separates its start from its rounds.
     drafted: int | None = None
     one_token_s: float | None = None  # as in `Trial`
-    # Share of all processor time during the visit that other processes, or the hypervisor, took;
-    # None where it was not read
-    other_share: float | None = None
 
 
 # Where a run has one prompt set, each half of it is a group of requests: "chat, half 1"

@@ -680,11 +680,6 @@ class StepCurve:
         """Draft step / target step."""
         return self.draft_step_s / self.target_step_s
 
-    @property
-    def largest_k(self) -> int:
-        """The largest K whose verify was timed."""
-        return len(self.verify_s) - 1
-
 
 @dataclass(frozen=True)
 class CeilingAtK:
