@@ -167,9 +167,8 @@ def run_app(command: str) -> NoReturn:
         sys.exit(OK)
     register(command)
     OmegaConf.register_new_resolver("keys", help_of_keys, replace=True)
-    _jobs.clear()
-    _errors.clear()
-    _received.clear()
+    for kept in (_jobs, _errors, _received):
+        kept.clear()
     for name in NOISY_ON_IMPORT:
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -185,8 +184,7 @@ def run_app(command: str) -> NoReturn:
     os.environ[FULL_ERROR] = "1"  # otherwise Hydra prints a traceback of its own for some errors
     try:
         with _signals():
-            typed = sys.argv[1:]
-            words = as_hydra_takes(command, typed)
+            words = as_hydra_takes(command, sys.argv[1:])
             options = {word for word in words if word.startswith("-")}
             if options and options <= HELP:
                 _print_help(command, [word for word in words if word not in HELP])

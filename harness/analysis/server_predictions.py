@@ -203,7 +203,7 @@ def _requests(
         return None
     net = any(trial.one_token_s is not None for trial in known[0].trials)
     # At a threshold rounds that draft nothing take a step of the draft, too
-    return TimedRequests(by_k, net, looks_up(texts.setup.draft) or texts.p_min > 0.0)
+    return TimedRequests(by_k, net, looks_up(texts.setup.draft) or texts.setup.p_min > 0.0)
 
 
 def _rounds_near(setup: Setup, temperature: float) -> list[RoundTiming]:

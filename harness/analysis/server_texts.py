@@ -120,11 +120,6 @@ class ServedTexts:
         asked = (*self.trials, *self.setup.run.probes)
         return sorted({t.prompt_set for t in asked if t.temperature == temperature})
 
-    @property
-    def p_min(self) -> float:
-        """The probability below which a draft's token ended its draft; 0: none."""
-        return float((self.setup.run.config.get("p_min") or [0.0])[0])
-
     # ---- texts and replay ------------------------------------------------------------------------
 
     @property
@@ -156,7 +151,7 @@ class ServedTexts:
 
     def replayed(self, texts: Texts, k: int) -> Replayed:
         """Expected counts at K, one entry per text."""
-        rule, p_min = self.engine.rule, self.p_min
+        rule, p_min = self.engine.rule, self.setup.p_min
         assert rule is not None
         chances, limits, k = self._as_served(texts, k, rule)
         if not p_min:
@@ -176,7 +171,7 @@ class ServedTexts:
 
     def rounds_expected(self, texts: Texts, k: int, rule: Rule) -> tuple[Array, Array]:
         """Expected rounds of each text by an acceptance rule, and their variance."""
-        if self.p_min:  # of greedy texts, whose rounds are certain
+        if self.setup.p_min:  # of greedy texts, whose rounds are certain
             rounds = self.replayed(texts, k).rounds
             return rounds, np.zeros_like(rounds)
         served = self._as_served(texts, k, rule)

@@ -152,6 +152,99 @@ class Served:
         return (self.ended_s - self.first_s) / tokens
 
 
+class _State:
+    """A server while it serves n requests, in the order of arrival."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        arrived_s: Sequence[float] | Array,
+        costs: Costs,
+        in_flight: int | None,
+    ) -> None:
+        number = len(requests)
+        self.requests, self.costs, self.number = requests, costs, number
+        self.most, self.mixes = in_flight or costs.slots, len(costs.mixed_start_s) > 0
+        self.sent = number if in_flight is None else min(in_flight, number)
+        self.arrivals: list[float] = np.asarray(arrived_s, dtype=np.float64).tolist()
+        # Sent when another has ended; the last stands for those that never come
+        self.arrivals[self.sent :] = [inf] * (number - self.sent + 1)
+        self.entered_s, self.first_s, self.ended_s = ([0.0] * number for _ in range(3))
+        self.rounds, self.tokens = [0] * number, [0] * number
+        self.room = costs.cache_tokens
+        fits_all = self.room == inf
+        self.needs = [0] * number if fits_all else [r.prompt_tokens + r.tokens for r in requests]
+        self.active: list[Slot] = []
+        self.clock, self.due = 0.0, 0
+
+    def wait(self) -> bool:
+        """Go on to the next arrival where nobody is active; True where the server was idle."""
+        if self.active:
+            return False
+        arrives = self.arrivals[self.due]
+        idle = self.due == 0 or arrives - self.clock > IDLE_S
+        self.clock = max(self.clock, arrives)
+        return idle
+
+    def enter(self) -> list[Slot]:
+        """The slots of the requests that enter now."""
+        entering: list[Slot] = []
+        due = self.due
+        while self.arrivals[due] <= self.clock and len(self.active) + len(entering) < self.most:
+            if self.needs[due] > self.room and (self.active or entering):
+                break
+            self.room -= self.needs[due]
+            self.entered_s[due] = self.clock
+            entering.append(Slot(due, self.requests[due]))
+            self.tokens[due] = entering[-1].end
+            due += 1
+            if not self.mixes:
+                break
+        self.due = due
+        return entering
+
+    def steps(self, paths: Sequence[Rounds], seconds: float) -> int:
+        """Iterations of these seconds that are alike: until a text ends or a request enters."""
+        active = self.active
+        pairs = zip(active, paths, strict=True)
+        steps = max(1, min([path.alike[slot.position] for slot, path in pairs]))
+        if steps > 1 and len(active) < self.most and self.due < self.number:
+            # Contexts grow, so that none of the iterations until then takes longer in the mean
+            token_s = self.costs.context_token_s
+            if token_s:
+                context = _context(active, paths, steps) - len(active) * self.costs.context_tokens
+                seconds += token_s * context
+            steps = max(1, ceil(min(steps, (self.arrivals[self.due] - self.clock) / seconds)))
+        return steps
+
+    def end(
+        self, decoding: Sequence[Slot], paths: Sequence[Rounds], steps: int, entering: list[Slot]
+    ) -> None:
+        """Take what so many iterations emitted; who has all leaves, and the next ones are sent."""
+        ended: list[Slot] = []
+        for slot, path in zip(decoding, paths, strict=True):
+            after = path.after
+            position = after[slot.position]
+            if steps > 1:
+                for _ in range(steps - 1):
+                    position = after[position]
+            slot.position = position
+            self.rounds[slot.place] += steps
+            if position == slot.end:
+                ended.append(slot)
+        if ended:
+            self.active = [slot for slot in self.active if slot.position < slot.end]
+        for slot in entering:
+            self.first_s[slot.place] = self.clock
+            (self.active if slot.end else ended).append(slot)
+        for slot in ended:
+            self.ended_s[slot.place] = self.clock
+            self.room += self.needs[slot.place]
+        for place in range(self.sent, min(self.sent + len(ended), self.number)):
+            self.arrivals[place] = self.clock + self.costs.client_s
+        self.sent += len(ended)
+
+
 def simulate(
     requests: Sequence[Request],
     arrived_s: Sequence[float] | Array,
@@ -172,98 +265,32 @@ def simulate(
             of the one before; None where requests come whatever becomes of others.
         journal: gets every iteration.
     """
-    number, most = len(requests), in_flight or costs.slots
-    mixes = len(costs.mixed_start_s) > 0
-    arrivals: list[float] = np.asarray(arrived_s, dtype=np.float64).tolist()
-    sent = number if in_flight is None else min(in_flight, number)
-    # Sent when another has ended; the last stands for those that never come
-    arrivals[sent:] = [inf] * (number - sent + 1)
-    entered_s, first_s, ended_s = ([0.0] * number for _ in range(3))
-    rounds, tokens = [0] * number, [0] * number
-    active: list[Slot] = []
-    room = costs.cache_tokens
-    needs = [0] * number if room == inf else [r.prompt_tokens + r.tokens for r in requests]
-    clock, due = 0.0, 0
-    while due < number or active:
-        idle = False
-        if not active:
-            idle = due == 0 or arrivals[due] - clock > IDLE_S
-            clock = max(clock, arrivals[due])
-        entering: list[Slot] = []
-        while arrivals[due] <= clock and len(active) + len(entering) < most:
-            if needs[due] > room and (active or entering):
-                break
-            room -= needs[due]
-            entered_s[due] = clock
-            entering.append(Slot(due, requests[due]))
-            tokens[due] = entering[-1].end
-            due += 1
-            if not mixes:
-                break
-        decoding = active if mixes or not entering else ()
-        drafts: list[int] = []
-        paths: list[Rounds] = []
-        steps, seconds = 1, 0.0
-        if decoding:
-            k = ks[min(len(active), len(ks) - 1)]
-            for slot in active:
-                path = slot.request.rounds[k]
-                paths.append(path)
-                drafts.append(path.drafted[slot.position])
-            seconds = costs.iteration_of(drafts)
+    server = _State(requests, arrived_s, costs, in_flight)
+    while server.due < server.number or server.active:
+        idle, entering = server.wait(), server.enter()
+        decoding = server.active if server.mixes or not entering else []
+        k = ks[min(len(decoding), len(ks) - 1)]
+        paths = [slot.request.rounds[k] for slot in decoding]
+        drafts = [path.drafted[slot.position] for slot, path in zip(decoding, paths, strict=True)]
+        steps, seconds = 1, costs.iteration_of(drafts) if decoding else 0.0
         if entering:
             prompts = [slot.request for slot in entering]
             seconds += costs.start_of(prompts, len(decoding)) + idle * costs.idle_s
         else:
-            # Until a text ends, or a round drafts another number of tokens
-            pairs = zip(active, paths, strict=True)
-            steps = max(1, min([path.alike[slot.position] for slot, path in pairs]))
-            if steps > 1 and len(active) < most and due < number:
-                # Contexts grow, so that none of the iterations until then takes longer in the mean
-                longest_s = seconds
-                if costs.context_token_s:
-                    context = _context(decoding, paths, steps)
-                    context -= len(decoding) * costs.context_tokens
-                    longest_s += costs.context_token_s * context
-                steps = max(1, ceil(min(steps, (arrivals[due] - clock) / longest_s)))
+            steps = server.steps(paths, seconds)
         if journal is not None or costs.context_token_s:
             context = _context(decoding, paths, steps)
             seconds += costs.context_token_s * (context - len(decoding) * costs.context_tokens)
             if journal is not None:
                 entered = [slot.place for slot in entering]
                 journal.append(Iteration(steps, [*decoding], drafts, entered, context, idle))
-        clock += steps * seconds
-        ended = 0
-        for slot, path in zip(decoding, paths, strict=True):
-            after = path.after
-            position = after[slot.position]
-            if steps > 1:
-                for _ in range(steps - 1):
-                    position = after[position]
-            slot.position = position
-            rounds[slot.place] += steps
-            if position == slot.end:
-                ended_s[slot.place] = clock
-                room += needs[slot.place]
-                ended += 1
-        if ended:
-            active = [slot for slot in active if slot.position < slot.end]
-        for slot in entering:
-            first_s[slot.place] = clock
-            if slot.end:
-                active.append(slot)
-            else:
-                ended_s[slot.place] = clock
-                room += needs[slot.place]
-                ended += 1
-        if ended:
-            for place in range(sent, min(sent + ended, number)):
-                arrivals[place] = clock + costs.client_s
-            sent += ended
+        server.clock += steps * seconds
+        server.end(decoding, paths, steps, entering)
+    times = (server.arrivals[: server.number], server.entered_s, server.first_s, server.ended_s)
     return Served(
-        *(np.array(times) for times in (arrivals[:number], entered_s, first_s, ended_s)),
-        tokens=np.array(tokens, dtype=np.intp),
-        rounds=np.array(rounds, dtype=np.intp),
+        *map(np.array, times),
+        tokens=np.array(server.tokens, dtype=np.intp),
+        rounds=np.array(server.rounds, dtype=np.intp),
         client_s=costs.client_s,
         prefill_scatter_s=np.array(costs.prefill_scatter_s),
     )
