@@ -46,7 +46,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from harness import PACKAGE
 from harness.command_words import as_typed, of_hydra
 from harness.command_words import command as command_line
-from harness.commands.key_help import help_of_keys
+from harness.commands.keys import help_of_keys, with_keys_of_run
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Interrupted, Outcome
 from harness.config import (
@@ -545,8 +545,6 @@ def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
         _expand_home(config)
         _read_mappings(config)
         if any(config.get(key) is not None for key in ("resume", "traces_from")):
-            from harness.commands.run_keys import with_keys_of_run
-
             config = with_keys_of_run(config, words)
         if missing := sorted(OmegaConf.missing_keys(config)):
             give = " ".join(f"{key}=..." for key in missing)

@@ -606,7 +606,7 @@ class ServingEngine:
     version: str  # as the engine reports it
     rule: Rule | None = None  # its acceptance rule; None where it cannot be known
     # first_position, shortens_last_draft: how it counts rounds; None where it counts none
-    # (`harness.engine_facts.round_counting`)
+    # (`harness.engine_facts.spec`)
     first_position: int | None = None
     shortens_last_draft: bool | None = None
     # The number of likeliest tokens among which a sampled draft draws

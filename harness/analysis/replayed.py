@@ -24,7 +24,7 @@ from harness.analysis.cells import (
 )
 from harness.analysis.verdict import Candidate
 from harness.engine_facts.draft_kinds import DRAFTS
-from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.spec import Counting
 from harness.records import (
     Cell,
     DraftConfidence,

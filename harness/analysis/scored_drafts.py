@@ -31,7 +31,7 @@ from harness.analysis.round_costs import (
 )
 from harness.analysis.setup import Setup, stop_threshold, timed_apart
 from harness.engine_facts.engines import with_lines
-from harness.engine_facts.round_counting import Counting, counting_of
+from harness.engine_facts.spec import Counting, counting_of
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace, UserError, grouped
 from harness.summary import Dropped
 from harness.theory.replay import Replayed

@@ -12,7 +12,7 @@ from harness.analysis.replayed import ScoredTexts, as_served, beginning, replaye
 from harness.analysis.request_times import Settle, settled, settling
 from harness.analysis.setup import Setup
 from harness.engine_facts.engines import spec_of
-from harness.engine_facts.round_counting import Counting, counting_of, shorter_budget
+from harness.engine_facts.spec import Counting, counting_of, shorter_budget
 from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped, where
 from harness.stats.jackknife import Array
 from harness.summary import TextCheck, Visits

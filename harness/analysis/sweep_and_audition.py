@@ -11,13 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting
-from harness.analysis.answers import Answered, Question, answered, carried_over, with_round_tokens
+from harness.analysis.answers import (
+    Answered,
+    Question,
+    answered,
+    carried_over,
+    explain,
+    with_round_tokens,
+)
 from harness.analysis.caveats import of_setup, timing
 from harness.analysis.caveats.prompts import k_at_edge, k_left_out
 from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
 from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
 from harness.analysis.device import draft_memory, price_per_hour
-from harness.analysis.explanation import explain
 from harness.analysis.failures import failures
 from harness.analysis.leaderboard import (
     best_of_drafts,
