@@ -79,7 +79,7 @@ MOST_CHARACTERS = 300
 REMOVED = {
     "alpha": "python -m harness.breakeven latency_from=RUN tabulates alpha=",
     "confidences_from": "a plan is for no draft, one K, and K by load, which read no confidences",
-    "decode.acceptance_from": "decode.acceptance= takes a run's acceptance by position",
+    "decode.acceptance_from": "decode.acceptance= takes rates by position",
     "draft=ngram_cache": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
     "draft=ngram_map_k": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
     "draft=ngram_map_k4v": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",

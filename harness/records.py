@@ -237,9 +237,6 @@ class Trial:
     cut: int | None = None
     # accepted_lengths[j] = rounds in which exactly j draft tokens were kept
     accepted_lengths: tuple[int, ...] | None = None
-    # room[j - 1] = rounds that began with at least j text positions left, j = 1..K; the
-    # denominators of acceptance_by_position
-    room: tuple[int, ...] | None = None
     # prefill_s, draft_prefill_s: target's and draft's prefill, each synchronised
     prefill_s: float | None = None
     draft_prefill_s: float | None = None

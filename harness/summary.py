@@ -436,22 +436,6 @@ class Leaderboard:
 
 
 @dataclass(frozen=True)
-class AcceptanceByPosition:
-    """The share of rounds with at least j accepted, of those with at least j positions left.
-
-    Measured shares are of every prompt set, temperature and K that ran, and of all sets together;
-    replayed shares are of each draft at its best K, of all sets together.
-    """
-
-    draft: str
-    prompt_set: str  # "all" for all sets together
-    temperature: float
-    k: int
-    source: Source  # "measured" (the loop) or "replayed"
-    shares: tuple[float, ...]  # entry j - 1 for position j
-
-
-@dataclass(frozen=True)
 class AdaptiveRow:
     """Adaptive drafting by replay: up to K tokens, until one is less likely than the threshold."""
 
@@ -1188,7 +1172,6 @@ class Summary:
     # Sweep and audition
     # One per acceptance rule and temperature, the verdict's rule first.
     leaderboards: tuple[Leaderboard, ...] = ()
-    acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
     adaptive: tuple[AdaptiveDrafting, ...] = ()
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None

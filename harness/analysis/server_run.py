@@ -56,7 +56,6 @@ from harness.records import GREEDY, Cell, ServingEngine, where
 from harness.stats.jackknife import token_weights
 from harness.stats.two_phase import look_shares
 from harness.summary import (
-    AcceptanceByPosition,
     Answer,
     Caveat,
     Doubt,
@@ -147,7 +146,6 @@ def analyse_served(setup: Setup) -> Summary:
         latency=tuple(request_rows(server)),
         round_times=tuple(round_summaries(server)),
         unstable=run.unstable,
-        acceptance_by_position=tuple(_positions(run)),
         text_checks=tuple(texts.checks),
         served=served_summary(run, latencies),
     )
@@ -324,22 +322,6 @@ def _by_k(run: ServedRun) -> Iterator[ServedK]:
             factors = token_weights(sets, tokens, weights) if done else tokens
             rounds = float(factors @ np.array([trial.rounds or 0.0 for trial in done]))
             yield ServedK(temperature, name.k, speedup, ratio(1.0, rounds))
-
-
-def _positions(run: ServedRun) -> Iterator[AcceptanceByPosition]:
-    """Replayed acceptance by position at each verdict's K, of the weighted workload."""
-    server = run.server
-    for answer in run.workloads:
-        draft, k, temperature = server.setup.draft, answer.named[1], answer.temperature
-        if server.not_predicted or not k or temperature is None:
-            continue
-        if not replay_holds(server.gates, temperature):
-            continue
-        replays = plain_replays(server, temperature, [k])
-        if replays is not None:
-            counts = replays.weighted(Candidate(draft, k), server.setup.weights)
-            shares = counts.acceptance_by_position
-            yield AcceptanceByPosition(draft, "all", temperature, k, "replayed", shares)
 
 
 def _latencies(run: ServedRun) -> tuple[UserLatency, ...]:

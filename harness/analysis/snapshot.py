@@ -2,7 +2,7 @@
 
 from harness.analysis.caveats import of_setup
 from harness.analysis.caveats.texts import routing_ties
-from harness.analysis.cells import measured_positions, measured_rows
+from harness.analysis.cells import measured_rows
 from harness.analysis.failures import failures
 from harness.analysis.lossless import text_checks
 from harness.analysis.setup import Setup, run_facts
@@ -20,7 +20,6 @@ def analyse_snapshot(setup: Setup) -> Summary:
         failures=failures(setup, checks=checks, tests=tests),
         caveats=(*of_setup(setup), *routing_ties.of(checks)),
         results=tuple(rows),
-        acceptance_by_position=tuple(measured_positions(setup.draft, run.trials, setup.weights)),
         text_checks=tuple(checks),
         distribution_tests=tests,
     )
