@@ -10,7 +10,7 @@ from harness.analysis.cells import completed, few_visits, latest
 from harness.analysis.lossless import text_checks, without_faulty
 from harness.analysis.replayed import ScoredTexts, as_served, beginning, replayed_adaptively
 from harness.analysis.request_times import Settle, settled, settling
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, p_min_of
 from harness.engine_facts.engines import spec_of
 from harness.engine_facts.spec import Counting, counting_of, shorter_budget
 from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped, where
@@ -151,7 +151,7 @@ class ServedTexts:
 
     def replayed(self, texts: Texts, k: int) -> Replayed:
         """Expected counts at K, one entry per text."""
-        rule, p_min = self.engine.rule, self.setup.p_min
+        rule, p_min = self.engine.rule, p_min_of(self.setup)
         assert rule is not None
         chances, limits, k = self._as_served(texts, k, rule)
         if not p_min:
@@ -171,7 +171,7 @@ class ServedTexts:
 
     def rounds_expected(self, texts: Texts, k: int, rule: Rule) -> tuple[Array, Array]:
         """Expected rounds of each text by an acceptance rule, and their variance."""
-        if self.setup.p_min:  # of greedy texts, whose rounds are certain
+        if p_min_of(self.setup):  # of greedy texts, whose rounds are certain
             rounds = self.replayed(texts, k).rounds
             return rounds, np.zeros_like(rounds)
         served = self._as_served(texts, k, rule)

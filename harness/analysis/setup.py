@@ -176,11 +176,6 @@ class Setup:
         stored = self.run.config.get("latency_from")
         return None if stored is None or self.command == SERVER else str(stored)
 
-    @property
-    def p_min(self) -> float:
-        """The probability below which a draft's token ended its draft on a server; 0: none."""
-        return float((self.run.config.get("p_min") or [0.0])[0])
-
     def described_draft(self, name: str) -> ModelEntry:
         """A draft's entry of the manifest; empty for one without a model."""
         drafts = (entry for role, entry in self.described.items() if role != "target")
@@ -201,6 +196,11 @@ class Setup:
         changed = tuple(f"{change.partition('=')[0]}=" for change in changes)
         words = [*(word for word in words if not word.startswith(changed)), *changes]
         return shlex.join(words)
+
+
+def p_min_of(setup: Setup) -> float:
+    """The probability below which a draft's token ended its draft on a server; 0: none."""
+    return float((setup.run.config.get("p_min") or [0.0])[0])
 
 
 # Keys, and groups of keys, that are passed on to another command on the same texts and machine
@@ -334,7 +334,7 @@ def run_facts(setup: Setup, results: Sequence[ResultRow]) -> RunFacts:
             min_p=decode.get("min_p"),
             repetition_penalty=decode.get("repetition_penalty"),
             stop_threshold=stop_threshold(setup),
-            p_min=setup.p_min or None,
+            p_min=p_min_of(setup) or None,
         ),
         serve_on=_serve_on(setup),
         ks=setup.ks,
