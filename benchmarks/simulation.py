@@ -32,8 +32,7 @@ from harness.analysis.planned_server import Server
 from harness.cli import compose
 from harness.commands import server
 from harness.records import GREEDY, grouped
-from harness.simulation.requests import Stream, Text, at_random
-from harness.simulation.server import Costs, simulate
+from harness.simulation import Costs, Stream, Text, at_random, simulate
 from harness.storage import load
 from harness.summary import Percentiles, PlanCheck
 from harness.theory.replay import by_start

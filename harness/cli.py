@@ -47,7 +47,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from harness import PACKAGE
 from harness.command_words import as_typed, of_hydra
 from harness.command_words import command as command_line
-from harness.commands.key_help import help_of_keys
+from harness.commands.keys import help_of_keys, with_keys_of_run
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Interrupted, Outcome
 from harness.config import (
@@ -80,7 +80,7 @@ MOST_CHARACTERS = 300
 REMOVED = {
     "alpha": "python -m harness.breakeven latency_from=RUN tabulates alpha=",
     "confidences_from": "a plan is for no draft, one K, and K by load, which read no confidences",
-    "decode.acceptance_from": "decode.acceptance= takes a run's acceptance by position",
+    "decode.acceptance_from": "decode.acceptance= takes rates by position",
     "draft=ngram_cache": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
     "draft=ngram_map_k": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
     "draft=ngram_map_k4v": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
@@ -172,9 +172,8 @@ def run_app(command: str) -> NoReturn:
         sys.exit(OK)
     register(command)
     OmegaConf.register_new_resolver("keys", help_of_keys, replace=True)
-    _jobs.clear()
-    _errors.clear()
-    _received.clear()
+    for kept in (_jobs, _errors, _received):
+        kept.clear()
     for name in NOISY_ON_IMPORT:
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -190,8 +189,7 @@ def run_app(command: str) -> NoReturn:
     os.environ[FULL_ERROR] = "1"  # otherwise Hydra prints a traceback of its own for some errors
     try:
         with _signals():
-            typed = sys.argv[1:]
-            words = as_hydra_takes(command, typed)
+            words = as_hydra_takes(command, sys.argv[1:])
             options = {word for word in words if word.startswith("-")}
             if options and options <= HELP:
                 _print_help(command, [word for word in words if word not in HELP])
@@ -569,8 +567,6 @@ def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
         _expand_home(config)
         _read_mappings(config)
         if any(config.get(key) is not None for key in ("resume", "traces_from")):
-            from harness.commands.run_keys import with_keys_of_run
-
             config = with_keys_of_run(config, words)
         if missing := sorted(OmegaConf.missing_keys(config)):
             give = " ".join(f"{key}=..." for key in missing)

@@ -973,58 +973,10 @@ class ServerConfig(PairConfig):
         }
         return tuple(name for name, wanted in asked.items() if wanted)
 
-    def _check_varying(self) -> None:
-        """Refuse a schedule that is none, or no load to measure it under."""
-        before = 0
-        for entry in self.schedule or ():
-            whole = isinstance(entry, list) and all(type(number) is int for number in entry)
-            if not whole or len(entry) != 3 or not before < entry[0] <= entry[1] or entry[2] < 0:
-                raise UserError(
-                    f"schedule: {entry} is not [lowest, highest, K] with more requests than the"
-                    " entry before it; give for example schedule=[[1,4,5],[5,16,2]]"
-                )
-            before = entry[1]
-        if self.schedule and (self.schedule[0][0] != 1 or not any(k for *_, k in self.schedule)):
-            raise UserError(
-                f"schedule={self.schedule}: give K from 1 request on, and a K of 1 or more in it"
-            )
-        for name in self.varying:
-            asked = "schedule" if name == "schedule" else f"k={ADAPTIVE}"
-            if self.url is not None:
-                raise UserError(f"{asked}: not with url=, whose servers have one K each")
-            if max(self.concurrency) == 1 and self.rate is None:
-                raise UserError(
-                    f"{asked}: its K is measured under load; give the loads, as"
-                    " concurrency=[1,4,16]"
-                )
-
     @property
     def threshold(self) -> float:
         """The probability below which a draft's token ends its draft; 0: none."""
         return float(self.p_min[0])
-
-    def _check_threshold(self) -> None:
-        """Refuse a threshold that the engine does not have, or whose rounds are not replayed."""
-        if len(self.p_min) != 1:
-            raise UserError(
-                f"p_min={self.p_min}: give one value a run, as p_min=[0.75]; of GGUF files"
-                " harness.audition compares several"
-            )
-        if not self.threshold:
-            return
-        asked, draft = f"p_min={self.p_min}", self.draft
-        if not ENGINES[self.engine].drops_unlikely:
-            raise UserError(f"{asked}: engine={self.engine} has no such threshold; llamacpp has it")
-        if self.url is not None:
-            raise UserError(f"{asked}: not with url=, whose servers have their own; leave it out")
-        if draft.kind != "model":
-            raise UserError(f"{asked}: draft={draft.name} is no draft model; leave p_min out")
-        if any(self.temperature):
-            raise UserError(f"{asked}: replayed at temperature 0 alone; give temperature=[0]")
-        if not self.score:
-            raise UserError(f"{asked}: not with score=false, which asks the draft for nothing")
-        if self.varying or max(self.concurrency) > 1 or self.rate:
-            raise UserError(f"{asked}: not under load; leave concurrency, rate and schedule out")
 
     def check(self) -> None:
         """Refuse addresses that are none, or not one per server.
@@ -1035,9 +987,9 @@ class ServerConfig(PairConfig):
             self.adaptive, self.k = True, [k for k in self.k if k != ADAPTIVE]
         if not any(self.k):
             raise UserError(f"k=[{ADAPTIVE}]: give K to compare with, as k=[4,{ADAPTIVE}]")
-        self._check_varying()
+        _check_varying(self)
         super().check()
-        self._check_threshold()
+        _check_threshold(self)
         self.until = _checked_until(self)
         for url in self.url or ():
             check_address("url", url)
@@ -1059,6 +1011,55 @@ class ServerConfig(PairConfig):
             raise UserError("score=false: engine=own decodes with the weights; leave it out")
         if self.engine == OWN.name and (max(self.concurrency) > 1 or self.rate):
             raise UserError("concurrency: engine=own decodes one request at a time; leave it out")
+
+
+def _check_varying(config: ServerConfig) -> None:
+    """Refuse a schedule that is none, or no load to measure it under."""
+    before = 0
+    for entry in config.schedule or ():
+        whole = isinstance(entry, list) and all(type(number) is int for number in entry)
+        if not whole or len(entry) != 3 or not before < entry[0] <= entry[1] or entry[2] < 0:
+            raise UserError(
+                f"schedule: {entry} is not [lowest, highest, K] with more requests than the"
+                " entry before it; give for example schedule=[[1,4,5],[5,16,2]]"
+            )
+        before = entry[1]
+    if config.schedule and (config.schedule[0][0] != 1 or not any(k for *_, k in config.schedule)):
+        raise UserError(
+            f"schedule={config.schedule}: give K from 1 request on, and a K of 1 or more in it"
+        )
+    for name in config.varying:
+        asked = "schedule" if name == "schedule" else f"k={ADAPTIVE}"
+        if config.url is not None:
+            raise UserError(f"{asked}: not with url=, whose servers have one K each")
+        if max(config.concurrency) == 1 and config.rate is None:
+            raise UserError(
+                f"{asked}: its K is measured under load; give the loads, as concurrency=[1,4,16]"
+            )
+
+
+def _check_threshold(config: ServerConfig) -> None:
+    """Refuse a threshold that the engine does not have, or whose rounds are not replayed."""
+    if len(config.p_min) != 1:
+        raise UserError(
+            f"p_min={config.p_min}: give one value a run, as p_min=[0.75]; of GGUF files"
+            " harness.audition compares several"
+        )
+    if not config.threshold:
+        return
+    asked, draft = f"p_min={config.p_min}", config.draft
+    if not ENGINES[config.engine].drops_unlikely:
+        raise UserError(f"{asked}: engine={config.engine} has no such threshold; llamacpp has it")
+    if config.url is not None:
+        raise UserError(f"{asked}: not with url=, whose servers have their own; leave it out")
+    if draft.kind != "model":
+        raise UserError(f"{asked}: draft={draft.name} is no draft model; leave p_min out")
+    if any(config.temperature):
+        raise UserError(f"{asked}: replayed at temperature 0 alone; give temperature=[0]")
+    if not config.score:
+        raise UserError(f"{asked}: not with score=false, which asks the draft for nothing")
+    if config.varying or max(config.concurrency) > 1 or config.rate:
+        raise UserError(f"{asked}: not under load; leave concurrency, rate and schedule out")
 
 
 @dataclass

@@ -237,9 +237,6 @@ class Trial:
     cut: int | None = None
     # accepted_lengths[j] = rounds in which exactly j draft tokens were kept
     accepted_lengths: tuple[int, ...] | None = None
-    # room[j - 1] = rounds that began with at least j text positions left, j = 1..K; the
-    # denominators of acceptance_by_position
-    room: tuple[int, ...] | None = None
     # prefill_s, draft_prefill_s: target's and draft's prefill, each synchronised
     prefill_s: float | None = None
     draft_prefill_s: float | None = None
@@ -393,9 +390,6 @@ class RoundTiming:
     # every request is sent with two budgets, which separates its start from its rounds.
     drafted: int | None = None
     one_token_s: float | None = None  # as in `Trial`
-    # Share of all processor time during the visit that other processes, or the hypervisor, took;
-    # None where it was not read
-    other_share: float | None = None
     # Of an audition that visits its drafts in turn: the number of the turn, from 0, in which each
     # draft has one visit; None of a visit apart from the other drafts'
     turn: int | None = None
@@ -614,7 +608,7 @@ class ServingEngine:
     version: str  # as the engine reports it
     rule: Rule | None = None  # its acceptance rule; None where it cannot be known
     # first_position, shortens_last_draft: how it counts rounds; None where it counts none
-    # (`harness.engine_facts.round_counting`)
+    # (`harness.engine_facts.spec`)
     first_position: int | None = None
     shortens_last_draft: bool | None = None
     # The number of likeliest tokens among which a sampled draft draws

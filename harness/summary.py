@@ -442,22 +442,6 @@ class Leaderboard:
 
 
 @dataclass(frozen=True)
-class AcceptanceByPosition:
-    """The share of rounds with at least j accepted, of those with at least j positions left.
-
-    Measured shares are of every prompt set, temperature and K that ran, and of all sets together;
-    replayed shares are of each draft at its best K, of all sets together.
-    """
-
-    draft: str
-    prompt_set: str  # "all" for all sets together
-    temperature: float
-    k: int
-    source: Source  # "measured" (the loop) or "replayed"
-    shares: tuple[float, ...]  # entry j - 1 for position j
-
-
-@dataclass(frozen=True)
 class AdaptiveRow:
     """Adaptive drafting by replay: up to K tokens, until one is less likely than the threshold."""
 
@@ -685,11 +669,6 @@ class StepCurve:
     def c(self) -> float:
         """Draft step / target step."""
         return self.draft_step_s / self.target_step_s
-
-    @property
-    def largest_k(self) -> int:
-        """The largest K whose verify was timed."""
-        return len(self.verify_s) - 1
 
 
 @dataclass(frozen=True)
@@ -1199,7 +1178,6 @@ class Summary:
     # Sweep and audition
     # One per acceptance rule and temperature, the verdict's rule first.
     leaderboards: tuple[Leaderboard, ...] = ()
-    acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
     adaptive: tuple[AdaptiveDrafting, ...] = ()
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None

@@ -29,8 +29,7 @@ from test_verification import (
 from torch import Tensor
 
 from harness.analysis import analyse
-from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
-from harness.analysis.replayed import replayed
+from harness.analysis.replayed import ScoredTexts, replayed, replayed_adaptively
 from harness.cli import compose
 from harness.config import DraftConf, ModelKeys
 from harness.decoding.heads import HeadDrafter, HeadModel

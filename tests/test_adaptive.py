@@ -16,12 +16,8 @@ from stubs import CPU, REQUEST, TableModel, assert_counts, decoded
 
 from harness import prompts
 from harness.analysis import analyse
-from harness.analysis.adaptive import (
-    THRESHOLDS,
-    ScoredTexts,
-    adaptive_drafting,
-    replayed_adaptively,
-)
+from harness.analysis.adaptive import THRESHOLDS, adaptive_drafting
+from harness.analysis.replayed import ScoredTexts, replayed_adaptively
 from harness.analysis.round_costs import Latency
 from harness.cli import compose
 from harness.commands.opening import open_pair

@@ -359,7 +359,7 @@ def test_every_temperature_is_answered_for_every_engine_that_has_the_draft(name:
         # Some do not stop drafting, and where the other stops was not stored
         same_rule = {n for n, spec in with_lines().items() if spec.rule == made.run.sampling.rule}
         lacking = same_rule if adaptive else set()
-        drafts = {made.run.draft, *(entry.draft for entry in made.acceptance_by_position)}
+        drafts = {made.run.draft, *made.drafts}
         kinds = {kind_of(draft, made.run.models) for draft in drafts - {None}}
         has = [
             name

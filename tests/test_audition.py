@@ -26,7 +26,7 @@ from harness.commands.pair import Target
 from harness.commands.run_lifecycle import Outcome
 from harness.config import EMBEDDED_DRAFTS, AuditionConfig, ModelConf
 from harness.models import probe
-from harness.models.lean.pieces import compiled_pieces
+from harness.models.lean.layers import compiled_pieces
 from harness.models.lean.static import whole_pieces
 from harness.models.load import LoadedModel
 from harness.models.load import load as load_model

@@ -24,7 +24,7 @@ from harness.decoding.verification import rates_on
 from harness.models import probe
 from harness.models.cached import CachedModel, SplitNetwork
 from harness.models.heads.mtp import load_mtp
-from harness.models.lean.pieces import compiled_pieces
+from harness.models.lean.layers import compiled_pieces
 from harness.models.lean.static import WARMUP, StaticModel
 from harness.models.load import LoadedModel, early_exit
 from harness.records import RULES, Rule, UserError

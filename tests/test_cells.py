@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.analysis.cells import acceptance_by_position, measured_rows
+from harness.analysis.cells import measured_rows
 from harness.records import Trial
 from harness.stats.jackknife import share_interval, speedup_interval
 from harness.theory.speedup import RoundTimes
@@ -48,7 +48,6 @@ def drafted(prompt, seconds, tokens=10, *, lengths=(1, 1, 3), k=2, **kwargs):
         bonus=bonus,
         cut=0,
         accepted_lengths=tuple(lengths),
-        room=(rounds,) * k,
         draft_prefill_s=0.25,
         first_token_s=0.03,
         peak_memory_bytes=150,
@@ -56,7 +55,7 @@ def drafted(prompt, seconds, tokens=10, *, lengths=(1, 1, 3), k=2, **kwargs):
 
 
 def failed(trial):
-    nothing = dict.fromkeys(("new_tokens", "accepted_lengths", "room", "decode_s"))
+    nothing = dict.fromkeys(("new_tokens", "accepted_lengths", "decode_s"))
     return replace(trial, status="failed", error="out of memory", **nothing)
 
 
@@ -162,26 +161,6 @@ def test_intervals_leave_out_prompts_with_their_repetitions_summed():
     accepted = np.array([2.0 * (1 + 2 * (i % 4)) for i in range(10)])
     judged = accepted + np.array([2.0 * (i % 3 + 2) for i in range(10)])
     assert (row.alpha_lo, row.alpha_hi) == pytest.approx(share_interval(accepted, judged))
-
-
-def test_acceptance_by_position_divides_by_the_rounds_with_text_left():
-    one = replace(drafted("a", 1.0, lengths=(2, 1, 3)), room=(6, 5))
-    two = replace(drafted("b", 1.0, lengths=(0, 2, 1)), room=(3, 1))
-    shares = acceptance_by_position([one, two, plain("a", 1.0), failed(one)])
-    assert shares == pytest.approx((7 / 9, 4 / 6))
-    short = replace(drafted("a", 1.0, 1, lengths=(0, 1, 0)), room=(1, 0))
-    assert acceptance_by_position([short]) == (1.0,)
-    assert acceptance_by_position([plain("a", 1.0)]) == ()
-
-
-def test_acceptance_by_position_of_a_workload_counts_sets_by_their_weights():
-    """Not by their tokens: the hard set has ten times as many."""
-    easy = replace(drafted("a", 1.0, 10, lengths=(1, 1, 3)), room=(5, 5))
-    hard = replace(drafted("b", 1.0, 100, lengths=(40, 5, 5), prompt_set="hard"), room=(50, 50))
-    both, equal = [easy, hard], ((4 / 10 + 10 / 100) / (5 / 10 + 50 / 100))
-    assert acceptance_by_position(both)[0] == pytest.approx(equal)
-    assert acceptance_by_position(both, {"easy": 1.0, "hard": 0.0})[0] == pytest.approx(4 / 5)
-    assert acceptance_by_position([hard], {"easy": 1.0, "hard": 0.0}) == ()
 
 
 def test_a_disturbed_generation_moves_a_measured_speedup_little_and_its_interval_holds_it():

@@ -20,7 +20,7 @@ from stubs import GREEDY
 
 from harness.analysis.server_lossless import text_z
 from harness.decoding.sampling import SamplingParameters
-from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.spec import Counting
 from harness.engines.cpu_clock import CpuReadings
 from harness.engines.http_server import AttachedEngine
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer, request_body, rounds_at_eos

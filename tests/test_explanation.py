@@ -8,7 +8,7 @@ import pytest
 from runs import FROZEN
 
 from harness.analysis import analyse
-from harness.analysis.explanation import explain
+from harness.analysis.answers import explain
 from harness.analysis.predicted import Predicted
 from harness.analysis.replayed import Replays
 from harness.analysis.round_costs import Latency

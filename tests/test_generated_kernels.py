@@ -18,7 +18,7 @@ from torch.torch_version import TorchVersion
 from transformers import PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from harness.models.lean.pieces import compiled_pieces
+from harness.models.lean.layers import compiled_pieces
 from harness.models.lean.static import StaticModel
 from tests.generated_code import code_for_a_card, launches
 

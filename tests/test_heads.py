@@ -54,8 +54,8 @@ from harness.models.heads.dflash import load_dflash
 from harness.models.heads.eagle3 import Eagle3Network, load_eagle3
 from harness.models.heads.files import head_memory_need
 from harness.models.heads.medusa import load_medusa
+from harness.models.lean.layers import compiled_pieces
 from harness.models.lean.model import LeanModel
-from harness.models.lean.pieces import compiled_pieces
 from harness.models.load import LoadedModel
 from harness.records import RULES, RoundTiming, Rule, UserError
 from harness.reporting.sentences.run import caveats

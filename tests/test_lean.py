@@ -17,8 +17,8 @@ from transformers import (
 
 from harness.decoding.sampling import SamplingParameters
 from harness.models.cached import CachedModel
+from harness.models.lean.layers import attention, compiled_pieces
 from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
-from harness.models.lean.pieces import attention, compiled_pieces
 from harness.models.lean.static import PIECE, StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.probe import cached_model, lean_model

@@ -36,7 +36,7 @@ from harness.commands.server_start import note_engine
 from harness.commands.tasks import varying_roles
 from harness.decoding.sampling import SamplingParameters
 from harness.engine_facts.llamacpp import SPEC
-from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.spec import Counting
 from harness.engine_facts.vllm import SPEC as VLLM
 from harness.engines.adapters import Adapter, adapter_of
 from harness.engines.http_server import HttpServer

@@ -61,7 +61,6 @@ def test_rounds_are_counted_by_the_text_left_to_them() -> None:
     """A self-draft with K = 4 and 12 tokens: rounds of 5, 5 and 2."""
     trial = run_trial(request(4, budget=12), TableModel(), TableModel())
     assert trial.accepted_lengths == (0, 0, 1, 0, 2)
-    assert trial.room == (3, 3, 2, 2)
     assert (trial.bonus, trial.cut, trial.stop_reason) == (2, 1, "budget")
 
 

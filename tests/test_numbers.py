@@ -107,6 +107,7 @@ REMOVED: dict[str, str] = {
         ),
         "results has both rates; the page shows their gap",
     ),
+    "acceptance_by_position/*": "no page showed it: 0028-pages-and-caveats-are-records.md",
     "steps/*/context_tokens": "latency has it",
     "rounds/*": "R(K) / R(0) says what a round costs",
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",

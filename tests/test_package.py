@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from zipfile import ZipFile
@@ -110,13 +111,53 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from imported(node)
 
 
-def test_no_module_is_imported_by_what_it_imports() -> None:
-    modules: dict[str, set[str]] = {}
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """The package's modules by name."""
     for file in (ROOT / "harness").rglob("*.py"):
         place = file.relative_to(ROOT).with_suffix("")
         name = ".".join(place.parts).removesuffix(".__init__")
-        modules[name] = set(imported(ast.parse(file.read_text(encoding="utf-8"))))
+        yield name, ast.parse(file.read_text(encoding="utf-8"))
+
+
+def imports() -> dict[str, set[str]]:
+    """The package's modules that each of them imports, lazily or not."""
+    modules = {name: set(imported(tree)) for name, tree in sources()}
     for name, names in modules.items():
         known = {each if each in modules else each.rpartition(".")[0] for each in names}
         modules[name] = known & modules.keys() - {name}
-    TopologicalSorter(modules).prepare()  # raises a CycleError that names the circle
+    return modules
+
+
+def test_no_module_is_imported_by_what_it_imports() -> None:
+    TopologicalSorter(imports()).prepare()  # raises a CycleError that names the circle
+
+
+def test_imports_inside_the_analysis_are_at_most_eight_deep() -> None:
+    modules = imports()
+
+    @cache
+    def depth(name: str) -> int:
+        inside = (each for each in modules[name] if each.startswith("harness.analysis"))
+        return 1 + max(map(depth, inside), default=0)
+
+    analysis = [name for name in modules if name.startswith("harness.analysis")]
+    assert {name: depth(name) for name in analysis if depth(name) > 8} == {}
+
+
+# Rows and entries of files, which are flat, and records that a command or an engine fills
+LARGE = {
+    *("Trial", "ResultRow", "ModelEntry", "Manifest", "Summary", "Answer"),
+    *("EngineSpec", "StartedEngine"),
+}
+
+
+def test_functions_have_at_most_60_lines_and_classes_25_members() -> None:
+    large: set[str] = set()
+    for module, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 60, f"{module}.{node.name}"
+            if isinstance(node, ast.ClassDef):
+                kinds = (ast.FunctionDef, ast.AnnAssign, ast.Assign)
+                large |= {node.name} if sum(isinstance(n, kinds) for n in node.body) > 25 else set()
+    assert large == LARGE

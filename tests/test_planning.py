@@ -26,8 +26,7 @@ from harness.engine_facts.engines import spec_of
 from harness.records import LoadTiming, UserError
 from harness.reporting.content import content_of
 from harness.reporting.sentences.plan import verdicts, whether_served
-from harness.simulation.requests import Request, Text
-from harness.simulation.server import Costs, sent_at_once, simulate
+from harness.simulation import Costs, Request, Text, sent_at_once, simulate
 from harness.storage import StoredRun, load
 from harness.summary import Caveat, Plan, PlanChoice, RunFacts, ServedGate, Summary
 from harness.theory.speedup import BatchTimes

@@ -35,7 +35,7 @@ from harness.measurement.round_times import (
     visits_for,
 )
 from harness.measurement.step_times import TimedModel, time_forwards
-from harness.records import MachineLoad, NotMeasured, RoundTiming, grouped
+from harness.records import NotMeasured, RoundTiming
 
 PROMPTS = {"easy": [(3, 1, 4, 1, 5), (2, 7, 1, 8)], "hard": [(1, 6, 1, 8, 0, 3, 3)]}
 KS, TEMPERATURES = (0, 2, 4), (0.0, 1.0)
@@ -200,31 +200,10 @@ def test_a_draft_that_cannot_pay_is_visited_half_as_often() -> None:
         assert stored.visits(loop(), 2 * LEAST_VISITS, enough).missing == 0, "a resumed run agrees"
 
 
-class Busy:
-    """Of a visit: other work takes one of two processors in the first so many."""
-
-    left = 0
-
-    def so_far(self) -> MachineLoad:
-        Busy.left -= 1
-        return MachineLoad(1.0 if Busy.left >= 0 else 0.01, 2)
-
-
-def test_a_visit_says_what_other_work_took_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.measurement.round_times.OtherLoad", Busy)
-    monkeypatch.setattr(Busy, "left", 2)
-    stored = Stored()
-    stored.visits(loop()).reach(6)
-    visits = grouped(stored.lines, lambda line: line.visit)
-    of_each = [{line.other_share for line in lines} for lines in visits.values()]
-    assert of_each == [{0.5}] * 2 + [{0.005}] * 4
-    assert stored.visits(loop()).complete == 6, "a resumed run agrees"
-
-
 def test_rounds_of_all_temperatures_that_sample_are_averaged() -> None:
     """Disturbed visits count like others: the mean over visits leaves both ends out."""
     lines = [
-        RoundTiming(visit, "t", "d", k, at, 10, 1, 1, 1, seconds, other_share=0.4 * (visit < 3))
+        RoundTiming(visit, "t", "d", k, at, 10, 1, 1, 1, seconds)
         for visit in range(12)
         for at, round_s in ((0.0, 9.0), (0.7, 2.0), (1.0, 3.0 if visit >= 3 else 30.0))
         for k, seconds in ((0, 1.0), (4, round_s))

@@ -36,7 +36,7 @@ from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
 from harness.analysis.waits import one_by_one
 from harness.engine_facts.llamacpp import PROBABILISTIC
-from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.spec import Counting
 from harness.records import RoundTiming, Rule, ServerClock, Trial
 from harness.reporting import html, markdown, serving_commands
 from harness.reporting.content import content_of

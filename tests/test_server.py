@@ -917,7 +917,7 @@ def test_our_own_loop_through_the_same_door_decodes_what_a_snapshot_does(
     run = stored(command.run(asked(tmp_path, "engine=own", *words)))
     settings = [f"results_root={tmp_path}", "new_tokens=24", *words, "threads=1"]
     shot = ran("snapshot", *settings)
-    counted = ("tokens", "new_tokens", "rounds", "drafted", "accepted", "rejected", "room")
+    counted = ("tokens", "new_tokens", "rounds", "drafted", "accepted", "rejected")
 
     def counts(each: StoredRun) -> dict[Any, list[Any]]:
         return {(t.key, t.k): [getattr(t, name) for name in counted] for t in each.trials}

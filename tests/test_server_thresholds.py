@@ -13,7 +13,7 @@ from served_pair import Answered, Served, answered
 from stubs import REQUEST
 
 from harness.analysis import analyse
-from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
+from harness.analysis.replayed import ScoredTexts, replayed_adaptively
 from harness.cli import compose
 from harness.engine_facts.llamacpp import COUNTING, SPEC
 from harness.engines.llamacpp import LlamaCpp

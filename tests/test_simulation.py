@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.simulation.requests import Request, Text, as_recorded, at_random
-from harness.simulation.server import Costs, Iteration, Served, simulate
+from harness.simulation import (
+    Costs,
+    Iteration,
+    Request,
+    Served,
+    Text,
+    as_recorded,
+    at_random,
+    simulate,
+)
 from harness.theory.replay import by_start, replay
 
 K = 3

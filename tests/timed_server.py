@@ -15,7 +15,7 @@ from harness.analysis.plan_simulation import simulated_plan
 from harness.analysis.planned_server import Server
 from harness.config import PlanConfig
 from harness.records import LoadTiming
-from harness.simulation.server import Served, sent_at_once, simulate
+from harness.simulation import Served, sent_at_once, simulate
 from harness.storage import RunFolder, StoredRun, load
 from harness.summary import Caveat, Plan
 from harness.theory.speedup import BatchTimes, RoundTimes

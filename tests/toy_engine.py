@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
-from harness.engine_facts.round_counting import Counting
-from harness.engine_facts.spec import EngineSpec, PairToServe, ServingLine
+from harness.engine_facts.spec import Counting, EngineSpec, PairToServe, ServingLine
 from harness.engines.adapters import Adapter
 from harness.engines.http_server import HttpServer, Running
 from harness.engines.protocol import Asked, Completion, EngineFacts

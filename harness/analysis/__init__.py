@@ -22,12 +22,12 @@ def analyse(run: StoredRun) -> Summary:
     # numpy, scipy and pandas are imported where they are used, so that --help does not wait
     from harness.analysis.breakeven import analyse_breakeven
     from harness.analysis.counters import analyse_counters
-    from harness.analysis.lossless import analyse_snapshot
     from harness.analysis.plan import analyse_plan
     from harness.analysis.profile import analyse_profile
     from harness.analysis.served_audition import analyse_served_audition
     from harness.analysis.server_run import analyse_served
     from harness.analysis.setup import Setup, run_facts
+    from harness.analysis.snapshot import analyse_snapshot
     from harness.analysis.sweep_and_audition import analyse_pair
 
     commands = {

@@ -12,6 +12,12 @@ So a gain is excluded where no K emits more than one token a round, which is whe
 was ever accepted: a round is then a plain token and what drafting takes. As a round emits one token
 at least, the upper bound of a mean is 1 only where all prompts agree, so no level decides it, and
 it takes nothing of the report's error.
+
+What prevents a gain is told by the factors of a round, one at a time. Speedup = tokens_per_round x
+R(0) / R(K). Steps explain a round: in target steps it takes K c for drafting, v(K) for the verify,
+and for what the steps leave over (accepting, sampling, host work: the loop) the rest, so that the
+three add up to R(K). Each factor is set to what it would have to be, or could be, with the others
+left as they were measured.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +29,7 @@ from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, decide, in_
 from harness.engine_facts.engines import OWN
 from harness.records import Rule, Source
 from harness.stats.jackknife import ZERO, exponential, workload_ratio
-from harness.summary import Answer, Doubt, RoundTokens, Visits
+from harness.summary import Answer, Doubt, Explanation, Factor, RoundTokens, Visits
 
 # Of a round, in plain tokens: see above
 LEAST_COST = 1.0
@@ -189,3 +195,41 @@ def _rounds(predicted: Predicted, shares: Weights, draft: str | None) -> tuple[R
             )
         )
     return tuple(made)
+
+
+# ---- why a draft does not gain -------------------------------------------------------------------
+
+# The rule of thumb of the engines' own documents: a draft five times as fast as its target
+SLOW_DRAFT = 0.2
+
+
+def explain(
+    predicted: Predicted, answer: Answer, draft: str, weights: Weights = None
+) -> Explanation | None:
+    """What prevents a gain of a draft at the K of an answer, else at its best K.
+
+    None where it gains, and of a draft that was not replayed, of which no step was timed, or that
+    looks its tokens up.
+    """
+    speedups = predicted.evidence.speedups(weights).items()
+    gains = {name.k: gain for name, gain in speedups if name.draft == draft}
+    if not gains or draft in predicted.replays.lookups:
+        return None
+    latency = predicted.latencies[draft]
+    steps, rounds, named = latency.steps, latency.rounds, answer.named[1]
+    k = named if named in gains else max(gains, key=gains.__getitem__)
+    if steps is None or not steps.covers(k) or gains[k] > 1.0:
+        return None
+    tokens = predicted.replays.weighted(Candidate(draft, k), weights).tokens_per_round
+    # In target steps: a plain token, and what a round takes besides drafting and the verify
+    plain, c, v = rounds.baseline_s / steps.target_s, steps.c, steps.v(k)
+    loop = rounds.at(k) / steps.target_s - k * c - v
+    largest_c = (tokens * plain - v - loop) / k
+    alone: tuple[tuple[Factor, bool], ...] = (
+        ("expensive_verify", tokens * plain > k * c + 1.0 + loop),
+        ("slow_loop", tokens > k * c + v),
+        ("slow_draft", largest_c > 0.0 and c > SLOW_DRAFT),
+        ("acceptance", rounds.break_even_alpha(k) is not None),
+    )
+    factors: tuple[Factor, ...] = tuple(name for name, holds in alone if holds)
+    return Explanation(draft, k, predicted.replays.temperature, factors, c, largest_c)

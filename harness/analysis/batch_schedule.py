@@ -38,7 +38,7 @@ from harness.analysis.request_times import (
     shared_visits,
     with_enough_visits,
 )
-from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.spec import Counting
 from harness.records import (
     LoadTiming,
     ResultRow,

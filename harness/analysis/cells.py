@@ -7,15 +7,15 @@ set and temperature, so that a prompt that failed on one side shifts neither. Se
 running loop are winsorised for it (`steadied`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from harness.records import Cell, ResultRow, TextKey, TextTrace, Trial, grouped
-from harness.stats.jackknife import Array, share_interval, speedup_interval, token_weights
+from harness.stats.jackknife import Array, share_interval, speedup_interval
 from harness.stats.two_phase import spread_winsorised
-from harness.summary import AcceptanceByPosition, Visits
+from harness.summary import Visits
 from harness.theory.acceptance import conditional
 from harness.theory.replay import Replayed, replay
 from harness.theory.speedup import RoundTimes
@@ -153,28 +153,6 @@ def paired_sums(
         per_prompt([each[key] for key in shared], [seconds, new_tokens]) for each in (done, plain)
     )
     return {name: np.concatenate([before[name], after[name]]) for name in after}
-
-
-def acceptance_by_position(trials: Sequence[Trial], weights: Weights = None) -> tuple[float, ...]:
-    """Entry j - 1: share of rounds with at least j text positions left that accepted at least j.
-
-    The trials are of one K. Prompt sets count by their weights, equal if None, whatever their
-    number of tokens. Positions that no round had text left for are left out.
-    """
-    counted = [
-        trial
-        for trial in completed(trials)
-        if trial.accepted_lengths and trial.room and (weights or {}).get(trial.prompt_set, 1.0) > 0
-    ]
-    if not counted:
-        return ()
-    tokens = np.array([new_tokens(trial) for trial in counted], dtype=np.float64)
-    factors = token_weights([trial.prompt_set for trial in counted], tokens, weights)
-    lengths = factors @ np.array([trial.accepted_lengths for trial in counted])
-    with_text_left = factors @ np.array([trial.room for trial in counted])
-    at_least = lengths[::-1].cumsum()[::-1][1:]
-    pairs = zip(at_least, with_text_left, strict=True)
-    return tuple(float(kept / rounds) for kept, rounds in pairs if rounds)
 
 
 # ---- measured rows -------------------------------------------------------------------------------
@@ -381,17 +359,3 @@ def expected_tokens_per_round(rates: Sequence[float], lengths: Sequence[int]) ->
     k, longest = len(rates), max(lengths)
     chances = np.broadcast_to(np.array(conditional(rates)), (len(lengths), longest, k))
     return sum(lengths) / float(replay(chances, lengths, [k])[k].rounds.sum())
-
-
-def measured_positions(
-    draft: str, trials: Sequence[Trial], weights: Weights
-) -> Iterator[AcceptanceByPosition]:
-    """By prompt set, temperature and K, and for all sets together, which count by their weights."""
-    done = [trial for trial in completed(latest(trials)) if trial.k > 0]
-    named = [(name, trial) for trial in done for name in (trial.prompt_set, "all")]
-    groups = grouped(named, lambda pair: (pair[0], pair[1].temperature, pair[1].k))
-    for (name, temperature, k), group in groups.items():
-        of_all = weights if name == "all" else None
-        shares = acceptance_by_position([trial for _, trial in group], of_all)
-        if shares:
-            yield AcceptanceByPosition(draft, name, temperature, k, "measured", shares)

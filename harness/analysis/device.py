@@ -6,7 +6,7 @@ from dataclasses import fields
 from harness.analysis.setup import Setup
 from harness.storage.manifest import ModelEntry
 from harness.summary import DraftMemory
-from harness.theory.architecture import COUNTED, NUMBERS, Architecture
+from harness.theory.architecture import COUNTED, Architecture, architecture_from
 from harness.theory.memory import ModelBytes, memory_view
 from harness.theory.roofline import Card, is_card
 
@@ -42,17 +42,7 @@ def price_per_hour(setup: Setup) -> float | None:
 def architecture(entry: ModelEntry) -> Architecture | None:
     """A model's sizes; None where the manifest does not say them all."""
     sizes = {field.name: getattr(entry, field.name) for field in fields(Architecture)}
-    counted = entry.architecture in COUNTED.values()
-    if counted and entry.head_dim is None and entry.hidden and entry.heads:
-        sizes["head_dim"] = entry.hidden // entry.heads
-    wanted = (*NUMBERS, "tied")
-    if sizes["experts"]:
-        # Mixtral's and gpt-oss's configs call the width of an expert that of the feed-forward
-        sizes["moe_ffn"] = sizes["moe_ffn"] or sizes["ffn"]
-        wanted += ("experts_per_token",)
-    if any(sizes[name] is None for name in wanted):
-        return None
-    return Architecture(**{name: size for name, size in sizes.items() if size is not None})
+    return architecture_from(sizes, counted=entry.architecture in COUNTED.values())
 
 
 def model_bytes(setup: Setup, name: str | None = None) -> ModelBytes | None:

@@ -40,8 +40,7 @@ from scipy.optimize import linprog
 from harness.analysis.server_costs import shares_of_rounds
 from harness.engine_facts.draft_kinds import looks_up
 from harness.records import LoadTiming
-from harness.simulation.requests import Counts, Request
-from harness.simulation.server import Costs, Iteration, sent_at_once, simulate
+from harness.simulation import Costs, Counts, Iteration, Request, sent_at_once, simulate
 from harness.stats.jackknife import Array
 from harness.theory.speedup import BatchTimes, RoundTimes
 

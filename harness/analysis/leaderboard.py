@@ -49,14 +49,6 @@ def rank(
     return Leaderboard(replays.rule, replays.temperature, _engines(replays.rule), ranked)
 
 
-def best_of_drafts(board: Leaderboard) -> tuple[Candidate, ...]:
-    """Each draft at its best K, fastest first; none that was dropped."""
-    rows = (row for row in board.rows if row.dropped is None)
-    return tuple(
-        Candidate(row.draft, row.k, row.p_min or 0.0) for row in rows if row.draft is not None
-    )
-
-
 def _engines(rule: Rule) -> tuple[str, ...]:
     """The engines that accept by a rule, variants of others last."""
     specs = [spec for spec in with_lines().values() if spec.rule == rule]

@@ -17,17 +17,12 @@ from dataclasses import replace
 
 from scipy.special import bdtrc
 
-from harness.analysis.caveats import of_setup
-from harness.analysis.caveats.texts import routing_ties
-from harness.analysis.cells import latest, measured_positions, measured_rows
-from harness.analysis.failures import failures, fault, place
-from harness.analysis.setup import Setup, run_facts
+from harness.analysis.cells import latest
+from harness.analysis.failures import fault, place
 from harness.records import GREEDY, Trial, first_difference, grouped, where
 from harness.storage.contents import Check
 from harness.summary import (
     CheckResult,
-    DistributionTest,
-    Summary,
     TextCheck,
     Value,
     VerdictReason,
@@ -111,20 +106,3 @@ def distrust(checks: Sequence[TextCheck]) -> tuple[VerdictReason, dict[str, Valu
 
 def _id(trial: Trial) -> TextId:
     return trial.prompt_set, trial.prompt, trial.repetition, trial.k
-
-
-def analyse_snapshot(setup: Setup) -> Summary:
-    """The comparisons and tests of a snapshot, and what was decoded."""
-    run = setup.run
-    checks = text_checks(run.trials, run.checks)
-    tests = tuple(check for check in run.checks if isinstance(check, DistributionTest))
-    rows = measured_rows(run.trials, model=setup.model, draft=setup.draft, times={})
-    return Summary(
-        run=run_facts(setup, rows),
-        failures=failures(setup, checks=checks, tests=tests),
-        caveats=(*of_setup(setup), *routing_ties.of(checks)),
-        results=tuple(rows),
-        acceptance_by_position=tuple(measured_positions(setup.draft, run.trials, setup.weights)),
-        text_checks=tuple(checks),
-        distribution_tests=tests,
-    )

@@ -31,8 +31,17 @@ from harness.command_words import as_typed
 from harness.config import PlanConfig
 from harness.engine_facts.engines import spec_of
 from harness.records import GREEDY, LoadTiming, PlanPolicy, SimulatedChoice, UserError
-from harness.simulation.requests import Request, Stream, Text, as_recorded, at_random
-from harness.simulation.server import Costs, Served, sent_at_once, simulate
+from harness.simulation import (
+    Costs,
+    Request,
+    Served,
+    Stream,
+    Text,
+    as_recorded,
+    at_random,
+    sent_at_once,
+    simulate,
+)
 from harness.stats.jackknife import Array, Index, enough_prompts, set_weights
 from harness.storage import StoredRun
 from harness.storage.manifest import PlannedServer

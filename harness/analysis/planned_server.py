@@ -27,9 +27,9 @@ from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup
 from harness.command_words import as_typed
 from harness.engine_facts.engines import spec_of
-from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.spec import Counting
 from harness.records import LoadTiming, Rule, ServingEngine, TextTrace, UserError, grouped, where
-from harness.simulation.requests import Request, Text
+from harness.simulation import Request, Text
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER
 

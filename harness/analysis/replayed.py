@@ -24,14 +24,33 @@ from harness.analysis.cells import (
 )
 from harness.analysis.verdict import Candidate
 from harness.engine_facts.draft_kinds import DRAFTS
-from harness.engine_facts.round_counting import Counting
-from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError, grouped
+from harness.engine_facts.spec import Counting
+from harness.records import (
+    Cell,
+    DraftConfidence,
+    Rule,
+    TextKey,
+    TextTrace,
+    Trial,
+    UserError,
+    grouped,
+)
 from harness.stats import jackknife
 from harness.stats.jackknife import Array, token_weights
 from harness.summary import ReplayCheck
 from harness.theory.acceptance import check_k
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES, accept_probabilities
-from harness.theory.replay import PaddedTexts, Replayed, by_start, padded_texts, replay, stacked
+from harness.theory.replay import (
+    Counts,
+    PaddedTexts,
+    Replayed,
+    by_start,
+    drafted_by_accepted,
+    padded_texts,
+    replay,
+    stacked,
+    until_unlikely,
+)
 
 # Entries of one (texts, positions, offsets) array; some ten such arrays are alive in a replay.
 CHUNK_ENTRIES = 4_000_000
@@ -354,3 +373,68 @@ def replay_check(
     if not any(entry.proposals[:, :k].any() for (_, k, _), entry in replays.candidates.items()):
         return check  # every round drafts K
     return replace(check, drafted_gap_in_standard_errors=gap(drafted, counts.drafted))
+
+
+# ---- drafts that end at a threshold -------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredTexts:
+    """One draft's texts at one temperature, with its confidences, under one rule.
+
+    Attributes:
+        drops_unlikely: as of the engine that drafts (`EngineSpec`).
+        limits: as of `padded_traces`.
+    """
+
+    traces: Sequence[TextTrace]
+    confidences: Mapping[TextKey, DraftConfidence]
+    rule: Rule
+    drops_unlikely: bool = False
+    limits: Limits | None = None
+
+    def drafting(self, most: Counts, k: int, threshold: float) -> tuple[Counts, Counts]:
+        """Tokens drafted from each start: where all are the text's, and by how many stand.
+
+        Shapes (texts, starts) and (texts, starts, K + 1), as `replay` takes them; `most` are
+        drafted at most, (texts, starts).
+        """
+        along = np.full((*most.shape, k), np.nan)
+        away = np.full((most.shape[0], most.shape[1] + 1, k), np.nan)
+        for row, trace in enumerate(self.traces):
+            count = len(trace.tokens)
+            values = self.confidences[trace.key].values[: count + (trace.depth is None), :k]
+            away[row, : len(values)] = values
+            along[row, :count] = along_text(trace, values, k, self.rule)
+        dropped = self.drops_unlikely
+        proposed = np.minimum(until_unlikely(along, threshold, dropped=dropped), most)
+        off_text = until_unlikely(away, threshold, dropped=dropped)
+        if self.traces[0].depth is None:
+            drafted = drafted_by_accepted(proposed, off_text, k)
+            return proposed, np.minimum(drafted, most[:, :, None])
+        drawn = np.minimum(off_text[:, :-1], most)
+        return proposed, np.repeat(drawn[:, :, None], k + 1, axis=2)
+
+
+def along_text(trace: TextTrace, values: Array, k: int, rule: Rule) -> Array:
+    """[n, K] the draft's probability of each token where it is the text's.
+
+    `values` are those of its `DraftConfidence`.
+    """
+    drawn = trace.temperature > 0.0 and not ACCEPTANCE_RULES[rule].draft_chooses
+    if trace.depth is not None:
+        return np.exp(trace.draft_logprob[:, :k]) if drawn else values
+    along = np.exp(trace.draft_logprob) if drawn else values[:-1, 0]
+    padded = np.pad(along, (0, k - 1), constant_values=np.nan)
+    return np.lib.stride_tricks.sliding_window_view(padded, k)
+
+
+def replayed_adaptively(texts: ScoredTexts, k: int, threshold: float) -> Replayed:
+    """Expected counts of each text where a round drafts no more after an unlikely token."""
+    parts: list[Replayed] = []
+    for part in in_chunks(texts.traces, k):
+        padded = padded_traces(part, texts.rule, k, texts.limits)
+        proposed, drafted = replace(texts, traces=part).drafting(padded.proposed, k, threshold)
+        counts = replay(padded.chances, padded.lengths, [k], proposed=proposed, drafted=drafted)
+        parts.append(counts[k])
+    return stacked(parts)

@@ -15,10 +15,15 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
 from harness.analysis.engine_costs import priced_by
 from harness.analysis.predicted import Predicted
-from harness.analysis.replayed import decoded, replay_drafts, replayed
+from harness.analysis.replayed import (
+    ScoredTexts,
+    decoded,
+    replay_drafts,
+    replayed,
+    replayed_adaptively,
+)
 from harness.analysis.round_costs import (
     LOOKUP_S,
     Latency,
@@ -28,7 +33,7 @@ from harness.analysis.round_costs import (
 )
 from harness.analysis.setup import Setup, stop_threshold, timed_apart
 from harness.engine_facts.engines import with_lines
-from harness.engine_facts.round_counting import Counting, counting_of
+from harness.engine_facts.spec import Counting, counting_of
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace, UserError, grouped
 from harness.stats.jackknife import half_width
 from harness.summary import Dropped

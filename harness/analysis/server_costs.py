@@ -30,7 +30,7 @@ from harness.analysis.request_times import (
     paired_seconds,
     undisturbed,
 )
-from harness.engine_facts.round_counting import Counting
+from harness.engine_facts.spec import Counting
 from harness.records import RoundTiming
 from harness.stats.jackknife import Array, Variance, left_out_variance
 from harness.summary import ServedCosts

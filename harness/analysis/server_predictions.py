@@ -43,7 +43,7 @@ from harness.analysis.server_costs import (
 )
 from harness.analysis.server_lossless import gates, replay_holds
 from harness.analysis.server_texts import ServedTexts, Texts
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, p_min_of
 from harness.analysis.verdict import Candidate, Evidence
 from harness.engine_facts.draft_kinds import looks_up
 from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped, where
@@ -203,7 +203,7 @@ def requests_of(
         return None
     net = any(trial.one_token_s is not None for trial in known[0].trials)
     # At a threshold rounds that draft nothing take a step of the draft, too
-    return TimedRequests(by_k, net, looks_up(texts.setup.draft) or texts.p_min > 0.0)
+    return TimedRequests(by_k, net, looks_up(texts.setup.draft) or p_min_of(texts.setup) > 0.0)
 
 
 def _rounds_near(setup: Setup, temperature: float) -> list[RoundTiming]:

@@ -48,7 +48,7 @@ from harness.analysis.server_predictions import (
     timed_server,
 )
 from harness.analysis.server_texts import ServedTexts, served_texts
-from harness.analysis.setup import Setup, request_weights, run_facts, shares_of_sets
+from harness.analysis.setup import Setup, p_min_of, request_weights, run_facts, shares_of_sets
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.analysis.waits import one_by_one, under_load
@@ -57,7 +57,6 @@ from harness.records import GREEDY, Cell, ServingEngine, where
 from harness.stats.jackknife import token_weights
 from harness.stats.two_phase import look_shares
 from harness.summary import (
-    AcceptanceByPosition,
     Answer,
     Caveat,
     Doubt,
@@ -148,7 +147,6 @@ def analyse_served(setup: Setup) -> Summary:
         latency=tuple(request_rows(server)),
         round_times=tuple(round_summaries(server)),
         unstable=run.unstable,
-        acceptance_by_position=tuple(_positions(run)),
         text_checks=tuple(texts.checks),
         served=served_summary(run, latencies),
     )
@@ -167,7 +165,7 @@ def _questions(server: TimedServer) -> Iterator[Question]:
         if not any(trial.k for trial in done):  # a run that ended before it measured any K
             evidence = predicted_evidence(server, temperature)
             if evidence is not None:
-                yield Question(evidence, engine.rule, "replayed", engine.name, p_min=texts.p_min)
+                yield Question(evidence, engine.rule, "replayed", engine.name, p_min=p_min_of(server.setup))
                 continue
         if any(trial.decode_s is None for trial in done):  # records without a time of decoding
             continue
@@ -180,7 +178,7 @@ def _questions(server: TimedServer) -> Iterator[Question]:
             "measured",
             engine.name,
             visits={k: visits for k, visits in lacking.items() if visits and visits.timed},
-            p_min=texts.p_min,
+            p_min=p_min_of(server.setup),
         )
 
 
@@ -343,22 +341,6 @@ def _by_k(run: ServedRun) -> Iterator[ServedK]:
             factors = token_weights(sets, tokens, weights) if done else tokens
             rounds = float(factors @ np.array([trial.rounds or 0.0 for trial in done]))
             yield ServedK(temperature, name.k, speedup, ratio(1.0, rounds))
-
-
-def _positions(run: ServedRun) -> Iterator[AcceptanceByPosition]:
-    """Replayed acceptance by position at each verdict's K, of the weighted workload."""
-    server = run.server
-    for answer in run.workloads:
-        draft, k, temperature = server.setup.draft, answer.named[1], answer.temperature
-        if server.not_predicted or not k or temperature is None:
-            continue
-        if not replay_holds(server.gates, temperature):
-            continue
-        replays = plain_replays(server, temperature, [k])
-        if replays is not None:
-            counts = replays.weighted(Candidate(draft, k), server.setup.weights)
-            shares = counts.acceptance_by_position
-            yield AcceptanceByPosition(draft, "all", temperature, k, "replayed", shares)
 
 
 def _latencies(run: ServedRun) -> tuple[UserLatency, ...]:

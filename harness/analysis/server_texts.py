@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
 from harness.analysis.cells import completed, few_visits, latest
 from harness.analysis.lossless import text_checks, without_faulty
-from harness.analysis.replayed import as_served, beginning
+from harness.analysis.replayed import ScoredTexts, as_served, beginning, replayed_adaptively
 from harness.analysis.request_times import Settle, settled, settling
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, p_min_of
 from harness.engine_facts.engines import spec_of
-from harness.engine_facts.round_counting import Counting, counting_of, shorter_budget
+from harness.engine_facts.spec import Counting, counting_of, shorter_budget
 from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped, where
 from harness.stats.jackknife import Array
 from harness.summary import TextCheck, Visits
@@ -121,11 +120,6 @@ class ServedTexts:
         asked = (*self.trials, *self.setup.run.probes)
         return sorted({t.prompt_set for t in asked if t.temperature == temperature})
 
-    @property
-    def p_min(self) -> float:
-        """The probability below which a draft's token ended its draft; 0: none."""
-        return float((self.setup.run.config.get("p_min") or [0.0])[0])
-
     # ---- texts and replay ------------------------------------------------------------------------
 
     @property
@@ -158,7 +152,7 @@ class ServedTexts:
     def replayed(self, texts: Texts, k: int, p_min: float | None = None) -> Replayed:
         """Expected counts at K, one entry per text; at the run's threshold where none is given."""
         rule = self.engine.rule
-        p_min = self.p_min if p_min is None else p_min
+        p_min = p_min_of(self.setup) if p_min is None else p_min
         assert rule is not None
         chances, limits, k = self._as_served(texts, k, rule)
         if not p_min:
@@ -178,7 +172,7 @@ class ServedTexts:
 
     def rounds_expected(self, texts: Texts, k: int, rule: Rule) -> tuple[Array, Array]:
         """Expected rounds of each text by an acceptance rule, and their variance."""
-        if self.p_min:  # of greedy texts, whose rounds are certain
+        if p_min_of(self.setup):  # of greedy texts, whose rounds are certain
             rounds = self.replayed(texts, k).rounds
             return rounds, np.zeros_like(rounds)
         served = self._as_served(texts, k, rule)

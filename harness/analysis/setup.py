@@ -198,6 +198,11 @@ class Setup:
         return shlex.join(words)
 
 
+def p_min_of(setup: Setup) -> float:
+    """The probability below which a draft's token ended its draft on a server; 0: none."""
+    return float((setup.run.config.get("p_min") or [0.0])[0])
+
+
 # Keys, and groups of keys, that are passed on to another command on the same texts and machine
 WORKLOAD = (
     *("model", "prompts", "decode", "new_tokens", "seed"),
@@ -329,7 +334,7 @@ def run_facts(setup: Setup, results: Sequence[ResultRow]) -> RunFacts:
             min_p=decode.get("min_p"),
             repetition_penalty=decode.get("repetition_penalty"),
             stop_threshold=stop_threshold(setup),
-            p_min=float((setup.run.config.get("p_min") or [0.0])[0]) or None,
+            p_min=p_min_of(setup) or None,
         ),
         serve_on=_serve_on(setup),
         ks=setup.ks,

@@ -11,16 +11,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting
-from harness.analysis.answers import Answered, Question, answered, carried_over, with_round_tokens
+from harness.analysis.answers import (
+    Answered,
+    Question,
+    answered,
+    carried_over,
+    explain,
+    with_round_tokens,
+)
 from harness.analysis.caveats import of_setup, timing
 from harness.analysis.caveats.prompts import k_at_edge, k_left_out
 from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
-from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
+from harness.analysis.cells import completed, latest, measured_rows, timed
 from harness.analysis.device import draft_memory, price_per_hour
-from harness.analysis.explanation import explain
 from harness.analysis.failures import failures
 from harness.analysis.leaderboard import (
-    best_of_drafts,
     rank,
     with_speedup,
 )
@@ -54,7 +59,6 @@ from harness.records import (
     Failure,
     LatencyRow,
     ResultRow,
-    Rule,
     Source,
     Trial,
     grouped,
@@ -63,7 +67,6 @@ from harness.records import (
 from harness.stats.jackknife import Variance
 from harness.stats.two_phase import LOOKS, look_shares
 from harness.summary import (
-    AcceptanceByPosition,
     AdaptiveDrafting,
     Answer,
     Caveat,
@@ -386,20 +389,6 @@ def _explained(run: PairRun, verdict: Answer | None) -> Explanation | None:
     return predicted and explain(predicted, verdict, draft, run.setup.weights)
 
 
-def _positions(
-    run: PairRun, boards: Mapping[tuple[Rule, float], Leaderboard]
-) -> Iterator[AcceptanceByPosition]:
-    """Acceptance by position: measured, and replayed of each draft at its best K."""
-    yield from measured_positions(run.setup.draft, run.trials, run.setup.weights)
-    for predicted in run.drafts.by_own_rule:
-        replays = predicted.replays
-        for name in best_of_drafts(boards[replays.rule, replays.temperature]):
-            shares = replays.weighted(name, run.setup.weights).acceptance_by_position
-            yield AcceptanceByPosition(
-                name.draft, "all", replays.temperature, name.k, "replayed", shares
-            )
-
-
 # ---- caveats -------------------------------------------------------------------------------------
 
 
@@ -511,7 +500,6 @@ def analyse_pair(setup: Setup) -> Summary:
             # Another engine's rounds price what it accepts alone
             if setup.priced_by is None or rule == setup.rule
         ),
-        acceptance_by_position=tuple(_positions(run, boards)),
         adaptive=tuple(_adaptive(run, made)),
         replay_checks=tuple(_replay_checks(run)),
         explanation=_explained(run, made[0].workload if made else None),

@@ -62,7 +62,7 @@ from harness.config import (
     SnapshotConfig,
     SweepConfig,
 )
-from harness.engine_facts.round_counting import shorter_budget
+from harness.engine_facts.spec import shorter_budget
 from harness.measurement.load import requests_of_load
 from harness.records import Prompt
 from harness.reporting.console import print_brief, print_table, standard_output

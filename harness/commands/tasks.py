@@ -36,7 +36,7 @@ from harness.config import (
     SweepConfig,
 )
 from harness.engine_facts.engines import ENGINES
-from harness.engine_facts.round_counting import shorter_budget
+from harness.engine_facts.spec import shorter_budget
 from harness.records import GREEDY, Cell, Prompt, Varying, conversation_of, grouped
 from harness.stats.two_phase import LOOKS, most_measured
 from harness.storage.manifest import AskedLess, ChosenK, Looks, ServedKs

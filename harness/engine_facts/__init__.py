@@ -2,9 +2,8 @@
 
 `vllm.py`, `sglang.py`, `llamacpp.py`, ... are one engine each: its acceptance rules, drafts,
 counting, flags and serving lines, with the source of each fact. `spec.py` has the record that they
-fill, and `engines.py` lists them. `round_counting.py` has the rules by which an engine counts
-rounds and drafted tokens, which replay follows to give the same numbers. `draft_kinds.py` has the
-kinds of draft.
+fill, with the rules by which an engine counts rounds and drafted tokens, and `engines.py` lists
+them. `draft_kinds.py` has the kinds of draft.
 
 Configuration, `--help`, analysis and reports read these modules, so they import no torch.
 `harness.engines` starts engines and sends requests to them, `harness.models.heads` loads heads.

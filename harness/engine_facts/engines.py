@@ -5,8 +5,7 @@ To add one, write its `EngineSpec` in a module next to this one and list it in `
 
 from harness.engine_facts import llamacpp, mlx, sglang, tensorrt_llm, transformers, vllm
 from harness.engine_facts.draft_kinds import DRAFTS, UNKNOWN, DraftKind
-from harness.engine_facts.round_counting import Counting
-from harness.engine_facts.spec import EngineSpec
+from harness.engine_facts.spec import Counting, EngineSpec
 from harness.records import GREEDY, OWN_LOOP, RULES
 
 # The harness's own loop, which decodes in this process

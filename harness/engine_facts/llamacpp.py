@@ -31,8 +31,14 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from harness.engine_facts.draft_kinds import DRAFTS, DraftKind, looks_up
-from harness.engine_facts.round_counting import Counting
-from harness.engine_facts.spec import ANCHORED_BLOCK, BLOCK, EngineSpec, PairToServe, ServingLine
+from harness.engine_facts.spec import (
+    ANCHORED_BLOCK,
+    BLOCK,
+    Counting,
+    EngineSpec,
+    PairToServe,
+    ServingLine,
+)
 from harness.records import LONGEST_NGRAM
 
 COUNTING = Counting(first_position=1, shortens_last_draft=True)

@@ -36,10 +36,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness.engine_facts.draft_kinds import DRAFTS, DraftKind
-from harness.engine_facts.round_counting import Counting
 from harness.engine_facts.spec import (
     ANCHORED_BLOCK,
     BLOCK,
+    Counting,
     EngineSpec,
     PairToServe,
     ServingLine,

@@ -51,10 +51,10 @@ from dataclasses import replace
 from typing import Any
 
 from harness.engine_facts.draft_kinds import DRAFTS, DraftKind
-from harness.engine_facts.round_counting import Counting
 from harness.engine_facts.spec import (
     ANCHORED_BLOCK,
     BLOCK,
+    Counting,
     EngineSpec,
     PairToServe,
     ServingLine,

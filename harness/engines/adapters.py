@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from harness.config import ServerConfig
 from harness.engine_facts.draft_kinds import DRAFTS, DraftKind
@@ -18,9 +18,6 @@ from harness.engines.http_client import WantedModel
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, Running
 from harness.engines.protocol import Engine
 from harness.records import Rule, UserError, Varying
-
-if TYPE_CHECKING:
-    from harness.engines.own import OwnLoop
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class ToServe:
     memory: CardMemory | None = None
     varying: Varying = ""
     scored_in: str | None = None
-    loop: "OwnLoop | None" = None
+    loop: Engine | None = None
 
     @property
     def rule(self) -> Rule:

@@ -111,6 +111,6 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(spec, start=_loaded)
 
 
-def _loaded(serve: ToServe) -> OwnLoop:
+def _loaded(serve: ToServe) -> Engine:
     assert serve.loop is not None  # refused with score=false
     return serve.loop

@@ -354,13 +354,9 @@ def stop_reason(tokens: Sequence[int], eos: Collection[int], stop: StopRule | No
 
 def round_counts(rounds: Sequence[Round], k: int) -> dict[str, Any]:
     """The counts of a speculative `Trial`."""
-    lengths, positions_left = [0] * (k + 1), [0] * k
-    left = sum(len(entry.tokens) for entry in rounds)
+    lengths = [0] * (k + 1)
     for entry in rounds:
         lengths[entry.accepted] += 1
-        for offset in range(min(k, left)):
-            positions_left[offset] += 1
-        left -= len(entry.tokens)
     outcomes = [entry.outcome for entry in rounds]
     return {
         "rounds": len(rounds),
@@ -370,7 +366,6 @@ def round_counts(rounds: Sequence[Round], k: int) -> dict[str, Any]:
         "bonus": outcomes.count("bonus"),
         "cut": outcomes.count("cut"),
         "accepted_lengths": tuple(lengths),
-        "room": tuple(positions_left),
     }
 
 

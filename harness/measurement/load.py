@@ -29,7 +29,7 @@ from time import monotonic, perf_counter, sleep
 
 import numpy as np
 
-from harness.engine_facts.round_counting import SHORTER, SHORTEST
+from harness.engine_facts.spec import SHORTER, SHORTEST
 from harness.engines.protocol import (
     Completion,
     RefusedError,

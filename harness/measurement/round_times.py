@@ -31,7 +31,6 @@ from torch import Tensor
 from harness.decoding.lookups import LookupDrafter
 from harness.decoding.protocols import CausalModel, Proposal
 from harness.measurement.clock import undisturbed
-from harness.measurement.environment import OtherLoad
 from harness.measurement.generations import (
     Draft,
     Models,
@@ -305,7 +304,6 @@ class RoundVisits:
 
     def _visit(self, number: int, tick: Callable[[], None]) -> None:
         """Time everything once, and store it as a whole."""
-        others = OtherLoad()
         every = self._loop.requests_of(number)
         asked = [entry for entry in every if self._measurement(entry) not in self._refused]
         for _ in range(len(every) - len(asked)):
@@ -314,10 +312,8 @@ class RoundVisits:
         if self._loop.beside is not None:  # of one temperature, as caches for all take memory
             together = grouped(asked, lambda entry: entry.sampling.temperature).values()
         timings = [timing for group in together for timing in self._timed(group, number, tick)]
-        load = others.so_far()
-        share = load.load / load.processors
         turn = self.complete if self._in_turn else None
-        timings = [replace(timing, other_share=share, turn=turn) for timing in timings]
+        timings = [replace(timing, turn=turn) for timing in timings]
         self._stored.append(*timings)
         self._lines += timings
 

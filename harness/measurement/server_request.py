@@ -15,7 +15,7 @@ What an engine returned is scored by the loaded pair: the input of replay. An en
 its own, so its texts above temperature 0 are not ours. They need not be: replay asks for the
 expected rounds of a given text, whoever drew it. What is scored is what rounds emitted
 (`decoded`), from the position at which the engine's rounds begin and with the drafts
-that it proposes near the budget (`harness.engine_facts.round_counting`). At temperature 0, and
+that it proposes near the budget (`harness.engine_facts.spec`). At temperature 0, and
 where the draft proposes its argmax, rounds and drafted tokens are then equal to the engine's
 counts; where it samples they are expectations. `likelihood_test` asks whether the texts are the
 target's at all.

@@ -14,7 +14,7 @@ import torch
 
 from harness.config import ModelKeys
 from harness.records import UserError
-from harness.theory.architecture import COUNTED, Architecture
+from harness.theory.architecture import COUNTED, Architecture, architecture_from
 from harness.theory.memory import MemoryFit, ModelBytes
 
 # Sizes that decide step time and memory: the harness's names, and those of transformers' configs
@@ -70,9 +70,7 @@ def shape_of(config: Any) -> Architecture | None:
     """The sizes of a model of a family whose parameters the theory counts; None for others."""
     if getattr(config, "model_type", None) not in COUNTED:
         return None
-    sizes = {name: value for name, value in model_sizes(config).items() if value is not None}
-    sizes.setdefault("head_dim", sizes["hidden"] // sizes["heads"])
-    return Architecture(vocab=config.vocab_size, **sizes)
+    return architecture_from({**model_sizes(config), "vocab": config.vocab_size}, counted=True)
 
 
 def context_tokens(config: Any) -> int | None:

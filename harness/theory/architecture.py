@@ -167,6 +167,25 @@ class HeadArchitecture(Architecture):
         return attention + 3 * self.hidden + self.states * self.hidden
 
 
+def architecture_from(sizes: Mapping[str, Any], *, counted: bool) -> Architecture | None:
+    """The sizes of a model as its config or a manifest has them; None where one is missing.
+
+    Args:
+        sizes: by the fields of `Architecture`, None where not known.
+        counted: whether it is of a family in `COUNTED`, whose heads are as wide as the hidden size
+            / their number where no width is stated.
+    """
+    known = {name: value for name, value in sizes.items() if value is not None}
+    if counted and {"hidden", "heads"} <= known.keys():
+        known.setdefault("head_dim", known["hidden"] // known["heads"])
+    wanted = {*NUMBERS, "tied"}
+    if known.get("experts"):
+        # Mixtral's and gpt-oss's configs call the width of an expert that of the feed-forward
+        known["moe_ffn"] = known.get("moe_ffn") or known.get("ffn")
+        wanted.add("experts_per_token")
+    return Architecture(**known) if wanted <= known.keys() else None
+
+
 def architecture_of(conf: Mapping[str, Any], key: str = "model.architecture") -> Architecture:
     """The sizes in a configuration's `architecture`.
 

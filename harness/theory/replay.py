@@ -86,7 +86,6 @@ class Replayed:
     bonus: Array
     cut: Array
     accepted_lengths: Array  # shape (texts, K + 1); entry j is the rounds that kept exactly j
-    room: Array  # shape (texts, K); entry j - 1 is the rounds with at least j text positions left
     # Shape (texts, K + 1); entry n is the rounds that proposed n tokens. All are at K, except with
     # a drafter that may propose fewer; 0 proposed is a plain step, which counts as a bonus without
     # acceptances.
@@ -118,13 +117,6 @@ class Replayed:
         """Over all texts, accepted / (accepted + rejected); NaN where nothing was judged."""
         judged = float(self.judged.sum())
         return float(self.accepted.sum()) / judged if judged else float("nan")
-
-    @property
-    def acceptance_by_position(self) -> tuple[float, ...]:
-        """Over all texts, for j = 1..K; positions that no round reached are left out."""
-        at_least = self.accepted_lengths.sum(axis=0)[::-1].cumsum()[::-1][1:]
-        pairs = zip(at_least, self.room.sum(axis=0), strict=True)
-        return tuple(float(kept / rounds) for kept, rounds in pairs if rounds > 0.0)
 
     def summed(self, groups: Sequence[int] | NDArray[np.integer], size: int) -> "Replayed":
         """The sums of the counts over groups of texts, such as the repetitions of one prompt.
@@ -323,7 +315,6 @@ def _replay_one(
     """The counts of one K: the chance of every round length, the renewal recursion, the sums."""
     left = _positions_left(lengths, chances)
     drafts = np.full_like(left, k) if proposed is None else np.clip(proposed, 0, k)
-    in_text = np.greater.outer(left, np.arange(k)).astype(np.bool_)
     exists = _drafted_in_text(left, drafts, k)
     chances = chances[:, :, :k]
     if not ((chances >= 0.0) & (chances <= 1.0 + 1e-12))[exists].all():
@@ -362,7 +353,6 @@ def _replay_one(
         bonus=rounds - rejected - cut,
         cut=cut,
         accepted_lengths=at_least - np.concatenate([at_least[:, 1:], nothing], axis=1),
-        room=(starts[:, :, None] * in_text).sum(axis=1),
         proposals=proposals,
     )
 

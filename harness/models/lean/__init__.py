@@ -7,7 +7,6 @@ same arithmetic for Llama, Qwen2, Qwen3 and Qwen3's mixtures of experts, over pr
     weights.py   a network's weights, projections fused; the network keeps views of them
     layers.py    the arithmetic, pure functions of tensors
     model.py     LeanModel: position on the host, caches sliced; the CPU, a GPU without graphs
-    pieces.py    a layer in fixed shapes with its cache write inside, compiled or not
     static.py    StaticModel: position on the device, fixed shapes, for CUDA graphs
 
 `harness.models.probe` compares the logits with transformers' own before use. A network that is not

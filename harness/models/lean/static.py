@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from harness.models.lean.model import LeanModel
-from harness.models.lean.pieces import (
+from harness.models.lean.layers import (
     Pieces,
     Positions,
     compiled_pieces,
@@ -34,6 +33,7 @@ from harness.models.lean.pieces import (
     let_vary,
     run_layer,
 )
+from harness.models.lean.model import LeanModel
 from harness.models.lean.weights import rotary_tables
 from harness.records import first_line
 

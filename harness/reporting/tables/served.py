@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 from harness import formatting as fmt
 from harness.engine_facts.engines import spec_of
 from harness.records import where
-from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import (
     LoadCell,
@@ -187,18 +186,6 @@ def waits_table(summary: Summary) -> Table:
     served = summary.served
     rows = served.latencies if served and not served.load else ()
     return table(f"{WAITS}{_on_engine(served)}", LOADS, _alone(rows), notes=_latency_notes(rows))
-
-
-def brief_waits_table(summary: Summary) -> Table:
-    """The latencies of plain decoding and of the answer's K, at the headline's temperature."""
-    served, shown = summary.served, grid.marked(summary)
-    rows: Sequence[UserLatency] = ()
-    temperature = None if shown is None else shown.answer.temperature
-    if served is not None and shown is not None:
-        at = where(served.latencies, temperature=temperature)
-        rows = [row for row in at if row.k in (0, shown.answer.named[1])]
-    title = f"{WAITS} at temperature {fmt.temperature(temperature)}"
-    return table(title, LOADS[1:], _alone(rows))
 
 
 def _alone(rows: Sequence[UserLatency]) -> list[Loaded]:
