@@ -157,7 +157,7 @@ def analyse_served(setup: Setup) -> Summary:
 
 def _questions(server: TimedServer) -> Iterator[Question]:
     texts = server.texts
-    engine = texts.engine
+    engine, p_min = texts.engine, p_min_of(server.setup)
     if texts.trials and all(trial.k for trial in texts.trials):  # records of no plain server
         return
     for temperature in texts.temperatures:
@@ -165,7 +165,7 @@ def _questions(server: TimedServer) -> Iterator[Question]:
         if not any(trial.k for trial in done):  # a run that ended before it measured any K
             evidence = predicted_evidence(server, temperature)
             if evidence is not None:
-                yield Question(evidence, engine.rule, "replayed", engine.name, p_min=p_min_of(server.setup))
+                yield Question(evidence, engine.rule, "replayed", engine.name, p_min=p_min)
                 continue
         if any(trial.decode_s is None for trial in done):  # records without a time of decoding
             continue
@@ -178,7 +178,7 @@ def _questions(server: TimedServer) -> Iterator[Question]:
             "measured",
             engine.name,
             visits={k: visits for k, visits in lacking.items() if visits and visits.timed},
-            p_min=p_min_of(server.setup),
+            p_min=p_min,
         )
 
 

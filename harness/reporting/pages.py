@@ -72,6 +72,7 @@ PAGES: Mapping[str, Page] = {
         main=(
             cards.card_tables,
             leaderboard.leaderboard_tables,
+            leaderboard.threshold_table,
             leaderboard.prompt_set_table,
         ),
         more=(

@@ -13,7 +13,7 @@ from harness.engine_facts.draft_kinds import DRAFTS, looks_up
 from harness.engine_facts.engines import spec_of
 from harness.records import Rule, first, grouped
 from harness.reporting import grid
-from harness.reporting.tables.specification import Column, Table, Value, table
+from harness.reporting.tables.specification import Column, Table, Value, columns_by, table
 from harness.summary import (
     Answer,
     DraftMemory,
@@ -208,6 +208,46 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             table(title, columns, board.rows, best=lambda row, best=best: row is best, notes=notes)
         )
     return made
+
+
+# ---- every K and threshold -----------------------------------------------------------------------
+
+GRID_NOTE = (
+    "Of the measured one what it took; the others differ from it as replay has it, or are predicted"
+    " before anything is measured. None is corrected for having been chosen."
+)
+
+
+class GridRow(NamedTuple):
+    """The speedups of a draft at one threshold, by K."""
+
+    draft: str
+    p_min: float
+    by_k: Mapping[int, float]
+
+
+def threshold_table(summary: Summary) -> Table:
+    """Every K and threshold of each draft; no rows where drafts end by K alone."""
+    answer = summary.headline
+    candidates = () if answer is None else answer.candidates
+    thresholds = grouped(candidates, lambda each: (each.draft, each.p_min or 0.0))
+    rows = [
+        GridRow(*name, {each.k: each.predicted or each.speedup for each in some})
+        for name, some in sorted(thresholds.items())
+    ]
+    columns: tuple[Column[GridRow], ...] = (
+        Column("draft", lambda row: row.draft, key=True),
+        Column("p_min", lambda row: row.p_min, fmt.decimal, key=True),
+        *columns_by(
+            sorted({each.k for each in candidates}),
+            "K={}",
+            lambda row, k: row.by_k.get(k),
+            fmt.speedup,
+            definition="speedup",
+        ),
+    )
+    several = any(row.p_min for row in rows)
+    return table("Every K and threshold", columns, rows if several else [], notes=(GRID_NOTE,))
 
 
 # ---- several targets -----------------------------------------------------------------------------
