@@ -136,10 +136,11 @@ def _on_servers(
             problems.of(adapter.check, of_pair)
     if problems.lines:
         raise UserError(*dict.fromkeys(problems.lines))
+    memory = memory_line(config, drafts)
     if not config.dry_run and config.resume is None:
         time = audition_time(config, pairs, planned_turns(prompts, config))
         when = "" if time is None else f"{time.sentence()}; "
-        say(f"plan: {len(prompts)} prompts, {when}{memory_line(config, drafts)}")
+        say(f"plan: {len(prompts)} prompts, {when}{memory}")
     prompts = without_too_long(first, prompts, read)
     fit = check_run(config, prompts, drafts, problems, read)
     if config.dry_run:

@@ -415,7 +415,8 @@ def _measure_best(run: _Run, plain: Server) -> None:
             _measure_part(run, work, entries, servers)
             judge_greedy_texts(folder, work, servers)
             ks = replace(ks, made=look)
-            if served_audition_decided(load(folder.path), look):
+            decided = run.config.until == "decided"
+            if decided and served_audition_decided(load(folder.path), look):
                 ks = replace(ks, chosen=(replace(chosen, looks=look),))
                 ended = "decided"
             elif look == LOOKS:

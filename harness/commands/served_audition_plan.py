@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
+import torch
 
 from harness import formatting as fmt
 from harness.commands.server_plan import Pace, machine_pace
 from harness.commands.tasks import EncodedPrompt
 from harness.config import AuditionConfig, ModelConf, ServerConfig
 from harness.models.gguf_file import read_model
+from harness.records import UserError
 from harness.stats.two_phase import LOOKS
 
 # Visits that time the rounds of a draft, at least, and rounds of its largest K in the longest
@@ -124,11 +126,19 @@ def _rounds_s(target: Pace, draft: Pace, rounds: int, config: AuditionConfig) ->
 
 
 def memory_line(config: AuditionConfig, drafts: Iterable[ModelConf]) -> str:
-    """What the servers take at a time, and what is free."""
+    """The memory that the servers take at a time, and what is free.
+
+    Raises:
+        UserError: the plain server does not fit side by side with a speculating one.
+    """
     sizes = [read_model(Path(c.id), c.where).weights_bytes for c in drafts if c.is_file]
     target = read_model(Path(config.model.id), config.model.where).weights_bytes
     needed = OVERHEAD * (2 * target + max(sizes, default=0))
     free = psutil.virtual_memory().available
-    return (
-        f"two servers side by side take about {fmt.memory(needed)}, and {fmt.memory(free)} are free"
-    )
+    line = f"two servers side by side take about {fmt.memory(needed)}"
+    if needed > free and not torch.cuda.is_available():
+        raise UserError(
+            f"{config.model.where}: {line}, and {fmt.memory(free)} are free; take files of fewer"
+            " bits, or harness.server with servers=1 for one draft"
+        )
+    return f"{line}, and {fmt.memory(free)} are free"
