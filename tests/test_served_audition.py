@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runs import EXACT_FLAGS, needs_llamacpp, outcome_of, stored
+from runs import EXACT_FLAGS, analysed, needs_llamacpp, outcome_of, stored
 
 from harness.analysis import analyse
 from harness.analysis.round_costs import Latency, ServedTimes
@@ -16,10 +17,12 @@ from harness.analysis.served_audition import (
 )
 from harness.analysis.server_costs import Requests, ServerCosts, TimedRequests, fit_costs
 from harness.analysis.setup import Setup
-from harness.cli import compose, draft_confs
-from harness.commands.served_audition_plan import AuditionTime, timed_lengths
+from harness.cli import as_hydra_takes, compose, draft_confs
+from harness.commands import served_audition_plan
+from harness.commands.served_audition_plan import AuditionTime, memory_line, timed_lengths
 from harness.models.embedded import EMBEDDED, gguf_of
 from harness.records import UserError, where
+from harness.reporting.tables.leaderboard import targets_table, threshold_table
 from harness.storage import StoredRun
 from harness.theory.speedup import RoundTimes
 
@@ -186,3 +189,41 @@ def test_the_time_that_is_left_follows_from_what_the_texts_took() -> None:
     left = time.left(150.0)
     assert (left.plain, left.drafts, left.measuring) == (0.0, {"a": 60.0, "b": 30.0}, 300.0)
     assert "at most about" in time.sentence()
+
+
+def test_two_servers_that_do_not_fit_the_memory_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = SimpleNamespace(available=1_000_000)
+    monkeypatch.setattr(served_audition_plan.psutil, "virtual_memory", lambda: free)
+    config = compose("audition", [f"model={TARGET}", f"drafts=[{GOOD}]"])
+    with pytest.raises(UserError, match=r"two servers side by side take about .* are free; take"):
+        memory_line(config, draft_confs(config))
+
+
+def test_models_are_one_run_each() -> None:
+    words = as_hydra_takes("audition", ["models=[a/T.gguf, b/U.gguf]", "drafts=[ngram_simple]"])
+    assert words[0] == "-m"
+    assert "model.id=a/T.gguf,b/U.gguf" in words
+
+
+def test_every_target_has_every_draft_in_one_table() -> None:
+    one = analysed("audition_files")
+    other = replace(one, run=replace(one.run, model="other"))
+    table = targets_table([one, other])
+    drafts = len(one.leaderboards[0].rows)
+    assert len(table.rows) == 2 * drafts
+    first = table.column("speed / first target, plain")
+    plain = [cell.value for cell, name in zip(first, table.column("draft"), strict=True)]
+    assert plain.count(1.0) == 2  # each target's plain decoding, of one speed here
+    assert not targets_table([one]).rows
+
+
+def test_the_table_of_thresholds_has_every_candidate_once() -> None:
+    summary = analysed("audition_files")
+    answer = summary.headline
+    assert answer is not None
+    table = threshold_table(summary)
+    shown = [cell for title in ("K=1", "K=4", "K=8") for cell in table.column(title)]
+    assert sum(cell.value is not None for cell in shown) == len(answer.candidates)
+    assert not threshold_table(analysed("audition")).rows
