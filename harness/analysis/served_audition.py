@@ -5,7 +5,7 @@ it would have drafted, and with which probability, so the rounds of every K and 
 replay. What a round of n drafted tokens costs is timed once for each draft: on servers that reject
 every draft, or for a look-up in requests for a few prompts (`harness.analysis.server_costs`). So
 every (draft, K, threshold) is a candidate of one verdict. The best by replay is measured next to
-plain decoding, and the others are taken to differ from it as replay has it (`as_measured`).
+plain decoding, in pairs, as a sweep's is (`harness.stats.two_phase`).
 
 What is stored of one draft, with the plain server's requests, is what a server run of that draft
 stores (`of_draft`), and is read as that is.
@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+import numpy as np
+
 from harness.analysis.answers import Answered, Question, answered
 from harness.analysis.caveats import of_setup
 from harness.analysis.caveats.prompts import k_at_edge
@@ -23,20 +25,27 @@ from harness.analysis.device import draft_memory
 from harness.analysis.failures import failures
 from harness.analysis.leaderboard import rank
 from harness.analysis.lossless import by_text, distrust
+from harness.analysis.pairs import (
+    Pair,
+    check_of_pairs,
+    evidence_from_pairs,
+    pairs_of,
+    rounds_as_replayed,
+)
 from harness.analysis.predicted import Predicted, replayed_rows
 from harness.analysis.replayed import by_prompt
 from harness.analysis.round_costs import Latency, ServedTimes
 from harness.analysis.server_costs import fit_costs, left_out_costs, timed_rounds
 from harness.analysis.server_lossless import gate_caveats
 from harness.analysis.server_predictions import requests_of, served_rows, timed_server
-from harness.analysis.server_run import as_measured, measured_evidence
 from harness.analysis.server_texts import ServedTexts, Texts, served_texts
 from harness.analysis.setup import Setup, run_facts, shares_of_sets
-from harness.analysis.verdict import Candidate, closed
+from harness.analysis.verdict import Candidate, Evidence, MeasuredPairs, closed
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.engine_facts.draft_kinds import DRAFTS, looks_up
 from harness.engine_facts.engines import spec_of
 from harness.records import GREEDY, Failure, ResultRow, Trial, where
+from harness.stats.two_phase import MIN_MEASURED, Pairs, look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
 from harness.summary import Doubt, DraftMemory, Summary
@@ -247,17 +256,42 @@ def _answered(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]
     doubt: Doubt | None = None
     if ks is not None and chosen is not None and chosen.draft is not None and chosen.k:
         served = served_texts(of_draft(setup, chosen.draft, chosen))
-        measured = measured_evidence(timed_server(served), GREEDY)
         name = Candidate(chosen.draft, chosen.k, chosen.p_min)
-        if name._replace(p_min=0.0) in measured.candidates:
-            evidence = as_measured(
-                predicted.replays, predicted.latencies, measured, name, ks.made_at(GREEDY)
-            )
-            if evidence is not None:
-                question = replace(question, evidence=evidence, source="measured")
+        pairs = pairs_of(served.trials, GREEDY, chosen.k)
+        evidence = _with_pairs(predicted, pairs, name, look_shares(max(1, ks.made_at(GREEDY))))
+        if evidence is not None:
+            question = replace(question, evidence=evidence, source="measured")
         doubt = distrust(by_text([each for each in served.checks if each.result != "OPEN"]))
     weights = shares_of_sets(setup)
     return answered([question], lambda _: doubt, weights=weights, seed=setup.seed)
+
+
+def _with_pairs(
+    predicted: Predicted, pairs: Sequence[Pair], name: Candidate, looks: tuple[float, ...]
+) -> Evidence | None:
+    """What is predicted, with the measured pairs of a candidate; None while there are too few.
+
+    The pairs alone, where rounds are not those that replay expects.
+    """
+    evidence = predicted.evidence
+    rows = {prompt: row for row, prompt in enumerate(evidence.names)}
+    pairs = [pair for pair in pairs if pair.name in rows]
+    if name not in evidence.candidates or len({each.name for each in pairs}) < MIN_MEASURED:
+        return None
+    # After an end of text a server does not tell the rounds at a threshold
+    told = [pair for pair in pairs if all(trial.rounds is not None for trial in pair.drafted)]
+    check = check_of_pairs(told, predicted.replays, name)
+    if told and not rounds_as_replayed(check):
+        return replace(evidence_from_pairs(pairs, GREEDY, name, None), looks=looks)
+    replayed = [rows[pair.name] for pair in pairs]
+    seconds, plain_s = (
+        np.array([sum(trial.decode_s or 0.0 for trial in side) for side in sides])
+        for sides in ([pair.drafted for pair in pairs], [pair.plain for pair in pairs])
+    )
+    # Next to what is predicted of the same prompts, a request's start included
+    costs = evidence.candidates[name].seconds[replayed], evidence.baseline.seconds[replayed]
+    timed = Pairs(seconds, costs[0], plain_s, costs[1], looks)
+    return replace(evidence, pairs=MeasuredPairs(name, tuple(p.name for p in pairs), timed))
 
 
 def analyse_served_audition(setup: Setup) -> Summary:

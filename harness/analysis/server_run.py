@@ -32,8 +32,7 @@ from harness.analysis.cells import completed, ratio, telling_rounds
 from harness.analysis.device import kv_bytes_per_token, model_bytes
 from harness.analysis.failures import failures
 from harness.analysis.lossless import by_text, distrust
-from harness.analysis.predicted import Latencies, evidence_of
-from harness.analysis.replayed import Replays
+from harness.analysis.predicted import evidence_of
 from harness.analysis.request_times import with_enough_visits
 from harness.analysis.server_lossless import failed_gates, gate_caveats, replay_holds
 from harness.analysis.server_predictions import (
@@ -235,32 +234,15 @@ def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None
     replays = plain_replays(server, temperature, server.priced_at(temperature))
     if latency is None or replays is None or chosen not in measured.candidates:
         return None
-    made = 0 if looks is None else looks.made_at(temperature)
-    return as_measured(replays, {draft: latency}, measured, chosen, made)
-
-
-def as_measured(
-    replays: Replays, latencies: Latencies, measured: Evidence, chosen: Candidate, made: int
-) -> Evidence | None:
-    """Predicted candidates, the chosen one with the seconds that it took, the others with it.
-
-    Every other one differs from it as replay has it. None where it was measured on no prompt that
-    was replayed.
-
-    Args:
-        replays: with the chosen candidate.
-        measured: of the chosen candidate alone, without a threshold in its name.
-        made: looks.
-    """
     rows = {name: row for row, name in enumerate(measured.names)}
     replays = replays.rows([name in rows for name in replays.names])
     if chosen not in replays.candidates or not replays.names:
         return None
-    predicted = evidence_of(replays, latencies)
+    predicted = evidence_of(replays, {draft: latency})
     kept = np.array([rows[name] for name in predicted.names])
-    of_chosen = measured.candidates[chosen._replace(p_min=0.0)]
-    plain, timed = measured.baseline.rows(kept), of_chosen.rows(kept)
+    plain, timed = measured.baseline.rows(kept), measured.candidates[chosen].rows(kept)
     of_chosen_s, row = predicted.candidates[chosen].seconds, [*predicted.candidates].index(chosen)
+    made = 0 if looks is None else looks.made_at(temperature)
     return replace(
         predicted,
         looks=look_shares(made) if made else (),

@@ -246,8 +246,8 @@ def two_phase(
         without_price = (errors**2).sum(axis=1) - float(price.by_prompts.value)
         prices, timing, looks = price.mean, price.variance, pairs.looks
         of_prompts = Variance(np.maximum(without_price, 0.0), of_rounds.degrees)
-        # Of each candidate's price next to the named one's, by the visits; its own is known
-        parts = [of_prompts, timing, workload.visit_variance(named)]
+        # Of each candidate's price next to the named one's, whose own is known
+        parts = [of_prompts, timing, workload.timing_variance(named)]
         # What drift adds to errors that hold the scatter of the pairs already
         covariance = errors @ errors.T + float(timing.value - price.by_prompts.value)
     else:  # errors of timing as the workload's visits and shared errors have them

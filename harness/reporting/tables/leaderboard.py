@@ -213,8 +213,8 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
 # ---- every K and threshold -----------------------------------------------------------------------
 
 GRID_NOTE = (
-    "Of the measured one what it took; the others differ from it as replay has it, or are predicted"
-    " before anything is measured. None is corrected for having been chosen."
+    "By replay and what rounds cost. What the measured one's took beyond that is in all of them; none"
+    " is corrected for having been chosen."
 )
 
 
@@ -232,7 +232,7 @@ def threshold_table(summary: Summary) -> Table:
     candidates = () if answer is None else answer.candidates
     thresholds = grouped(candidates, lambda each: (each.draft, each.p_min or 0.0))
     rows = [
-        GridRow(*name, {each.k: each.predicted or each.speedup for each in some})
+        GridRow(*name, {each.k: each.speedup for each in some})
         for name, some in sorted(thresholds.items())
     ]
     columns: tuple[Column[GridRow], ...] = (
