@@ -357,7 +357,7 @@ def _run_job(command: str, config: DictConfig, words: Sequence[str]) -> tuple[in
 
 
 def _document(command: str, status: int, outcome: Outcome | None = None, printed: str = "") -> str:
-    from harness.reporting.document import document
+    from harness.reporting import document
 
     errors = [line.removeprefix("error: ") for line in _errors]
     if outcome is None:

@@ -458,7 +458,7 @@ class LoadTiming:
     slots: int | None = None
     varying: Varying = ""  # how K changed during the load; `k` is then the largest
     # due_s, sent_s: where requests arrive at random, the time at which each was due and the time at
-    # which it was sent, from the load's begin; empty in a closed loop and in older runs
+    # which it was sent, from the load's begin; empty in a closed loop
     due_s: tuple[float, ...] = ()
     sent_s: tuple[float, ...] = ()
     # The time of each prefill by the server's clock: the iteration that it was part of; None where
@@ -576,8 +576,8 @@ class ServerCommand:
     slots: int  # requests that it decodes side by side at most
     line: str  # the measured command for a shell, without host and port
     # The command without the flags that only the measurement needed: context, slots, share of the
-    # device's memory, threads and counters. None in runs of earlier versions.
-    production: str | None = None
+    # device's memory, threads and counters
+    production: str
     context_tokens: int | None = None  # of each request at most
     # Bytes of the files that it reads; None where these are the checkpoints
     weights_bytes: int | None = None
@@ -714,7 +714,7 @@ class CardReadings:
     throttled: Mapping[ThrottleReason, int] | None = None
     capped_sm_mhz: float | None = None  # the median SM clock while the power limit lowered it
     default_power_limit_w: float | None = None
-    device: str | None = None  # the card; None in runs of a version that read one card only
+    device: str | None = None  # the card
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ class Answer:
 
     @property
     def speculates(self) -> bool:
-        """Whether a draft is to be served."""
+        """True where a draft is to be served."""
         return self.decision == "speculate"
 
     @property
@@ -529,7 +529,7 @@ class TextLikelihood:
     excess: float  # sum of log target(x) + H, nats
     variance: float  # of the excess, nats squared
     log_probability: float  # sum of log target(x), nats
-    third_cumulant: float = 0.0  # of the excess, nats cubed; 0 in runs of an earlier version
+    third_cumulant: float = 0.0  # of the excess, nats cubed
 
 
 @dataclass(frozen=True)
@@ -549,7 +549,7 @@ class DistributionTest:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What prevents a gain of the verdict's draft, at one K and temperature."""
+    """The obstacles to a gain of the verdict's draft, at one K and temperature."""
 
     draft: str
     k: int
@@ -762,7 +762,7 @@ class Comparison:
 
     @property
     def failed(self) -> bool:
-        """Whether a run's speedup fell below the threshold."""
+        """True where a run's speedup fell below the threshold."""
         return any(run.outcome == "fail" for run in self.runs)
 
 
@@ -846,7 +846,7 @@ class UserLatency:
 
     @property
     def queue_grows(self) -> bool:
-        """Whether requests arrive faster than the server completes them."""
+        """True where requests arrive faster than the server completes them."""
         return self.behind is not None and self.behind > QUEUE_GROWS
 
 
@@ -996,7 +996,7 @@ class ServedSummary:
 
     @property
     def lossless(self) -> bool | None:
-        """Whether every comparison was lossless; None where nothing was compared."""
+        """True where every comparison was lossless; None where nothing was compared."""
         known = [gate.lossless for gate in self.gates if gate.lossless is not None]
         return all(known) if known else None
 
@@ -1080,7 +1080,7 @@ class PlanChoice:
 
     @property
     def drafts(self) -> bool:
-        """Whether the choice has a draft that is used."""
+        """True where the choice has a draft that is used."""
         return any(self.ks) if self.policy == "by_load" else self.k > 0
 
 

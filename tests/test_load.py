@@ -626,9 +626,9 @@ def test_a_schedule_of_servers_that_were_started_has_their_commands(engine, high
         ScheduleEntry(2, high, 2, 0, (), 1.0),
     )
     commands = (
-        ServerCommand(2, 1, "alone"),
-        ServerCommand(0, 2, "vllm serve T"),
-        ServerCommand(2, 2, 'vllm serve T --speculative-config \'{"model": "D"}\''),
+        ServerCommand(2, 1, "", "alone"),
+        ServerCommand(0, 2, "", "vllm serve T"),
+        ServerCommand(2, 2, "", 'vllm serve T --speculative-config \'{"model": "D"}\''),
     )
     served = ServedSummary(
         engine, "7", None, "cpu", True, commands, schedules=(Schedule(0.0, entries),)
@@ -678,7 +678,7 @@ class InThisProcess:
         return OneOfAKind(k)
 
     def command(self, k):
-        return ServerCommand(k, 1, f"serve {k}")
+        return ServerCommand(k, 1, f"serve {k}", "")
 
     def log(self, k, synthetic=None):  # noqa: ARG002
         return None

@@ -206,7 +206,7 @@ SLOW_DRAFT = 0.2
 def explain(
     predicted: Predicted, answer: Answer, draft: str, weights: Weights = None
 ) -> Explanation | None:
-    """What prevents a gain of a draft at the K of an answer, else at its best K.
+    """The obstacles to a gain of a draft at the K of an answer, else at its best K.
 
     None where it gains, and of a draft that was not replayed, of which no step was timed, or that
     looks its tokens up.

@@ -63,7 +63,7 @@ LEAD = 0.05
 
 @dataclass(frozen=True, order=True)
 class LoadKey:
-    """Which closed loop: everything but the visit."""
+    """The key of a closed loop: everything but the visit."""
 
     concurrency: int
     group: str
@@ -279,7 +279,7 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all requests together."""
+        """Tokens per second of all requests together."""
         return float(self.tokens / self.seconds[0])
 
     @property
@@ -373,7 +373,7 @@ def over_groups(
 
 
 def _factors(parts: Sequence[Throughput], weights: Weights) -> Array:
-    """How many times each group counts, as if prompt sets had been sent by their weights."""
+    """The weight of each group, as if prompt sets had been sent by their weights."""
     sets = grouped(parts, lambda part: set_of(part.group))
     tokens = {name: sum(part.tokens for part in of_set) for name, of_set in sets.items()}
     names = [set_of(part.group) for part in parts]

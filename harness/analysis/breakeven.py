@@ -109,7 +109,7 @@ class Inputs:
 def from_run(run: str, latency: Latency, ks: Sequence[int]) -> MeasuredInputs:
     """A run's round times, and the steps that explain them; K that were not timed are left out.
 
-    A run of a version that timed no rounds gives its steps alone.
+    A draft whose rounds were not timed has its steps alone.
     """
     steps, rounds = latency.steps, latency.rounds
     covered = tuple(k for k in ks if rounds.covers(k))

@@ -381,7 +381,7 @@ def _unlike(pair: _Pair) -> Iterator[Caveat]:
 
 
 def _shared_prompts(pair: _Pair) -> Iterator[Caveat]:
-    """Where not every prompt is shared. A name with two lengths is two prompts."""
+    """The caveat that not every prompt is shared. A name with two lengths is two prompts."""
     lengths = [
         {(trial.prompt_set, trial.prompt): trial.prompt_tokens for trial in completed(run.trials)}
         for run in pair.runs

@@ -163,7 +163,7 @@ class _Shares:
     by_layers: float
 
     def at(self, layers: float) -> float:
-        """Where a share of a step, 0.0 to 1.0, costs by the number of layers."""
+        """The cost where a share of a step, 0.0 to 1.0, costs by the number of layers."""
         return (1.0 - layers) * self.by_bytes + layers * self.by_layers
 
 

@@ -10,7 +10,7 @@ NOTHING_TESTED = "every distribution is nearly certain: nothing could be tested"
 
 
 def place(check: TextCheck) -> Values:
-    """Where a text first differs."""
+    """The place at which a text first differs."""
     return {
         "prompt_set": check.prompt_set,
         "prompt": check.prompt,

@@ -420,7 +420,7 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
         done: list[_Simulated] = []
         for timing in timings:
             known, sent = costs[timing.group], _sent(server, timing, max(ks))
-            if known is None or sent is None or (timing.rate and not timing.due_s):
+            if known is None or sent is None:
                 continue
             plain, speculative = known.priced(server.slots, max(ks))
             usual = at_usual_pace(timing, server.pace(timing))

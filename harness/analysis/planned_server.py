@@ -147,17 +147,16 @@ class Server:
 
     @cached_property
     def arriving(self) -> list[LoadTiming]:
-        """Its loads at a rate, with full budgets, that say when each request was due.
+        """Its loads at a rate, with full budgets.
 
         Without those of servers with more or fewer slots than the largest closed loop filled: what
         such a server costs is not known.
         """
         most = max((key.concurrency for key in self.loads), default=0)
-        loads = (each for each in self.served.setup.run.loads if each.rate and each.due_s)
         return [
             each
-            for each in loads
-            if each.temperature == self.temperature and not each.varying
+            for each in self.served.setup.run.loads
+            if each.rate and each.temperature == self.temperature and not each.varying
             if each.slots in (None, most)
         ]
 

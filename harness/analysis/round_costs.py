@@ -8,10 +8,11 @@ same work at any temperature above 0, so timings of all of these are averaged. A
 out one visit at a time: all K of a draft together, since a visit that was disturbed was so for all.
 
 Steps. One record per timed forward: a `StepTiming` holds its raw samples. Their medians
-(`StepTimes`) explain a round; where no rounds were timed (typed latencies, a run of an earlier
-version) they price it, and are taken as exact: a model draft's round costs K draft steps and a
-verify of K + 1 positions. A drafter that looks its proposal up (an n-gram) costs one look-up
-however much it proposes, and where it proposes n < K tokens the verify is of n + 1 positions.
+(`StepTimes`) explain a round; where no rounds were timed (typed latencies, a draft that loses
+whatever these cost) they price it, and are taken as exact: a model draft's round costs K draft
+steps and a verify of K + 1 positions. A drafter that looks its proposal up (an n-gram) costs one
+look-up however much it proposes, and where it proposes n < K tokens the verify is of n + 1
+positions.
 
 Requests of a server. Where R is another engine's (`harness.analysis.engine_costs`), a request costs
 a start besides its rounds, and how well R is known follows from leaving out parts of the requests.
@@ -184,7 +185,7 @@ class Latency:
 
     @property
     def source(self) -> Literal["rounds", "requests", "steps", "typed"]:
-        """Where R is from."""
+        """The origin of R."""
         if self.served is not None:
             return "requests"
         return "rounds" if self.visits is not None else "steps" if self.timings else "typed"

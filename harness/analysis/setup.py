@@ -1,7 +1,7 @@
 """A run's configuration and manifest, read once into typed records.
 
-A folder of an older version may lack keys that came later; what is missing gets its default here
-and nowhere else.
+What a run lacks (it ended early, or its requests were recorded elsewhere) gets its default here and
+nowhere else.
 """
 
 import shlex
@@ -43,7 +43,7 @@ class Setup:
 
     @property
     def command(self) -> str:
-        """Which command made the run."""
+        """The command that made the run."""
         return self.run.door
 
     def conf(self, key: str) -> Entry:
@@ -315,7 +315,7 @@ def model_facts(setup: Setup) -> tuple[ModelFacts, ...]:
 
 
 def run_facts(setup: Setup, results: Sequence[ResultRow]) -> RunFacts:
-    """Which run this is, with what became of the rows that stand for generations."""
+    """The facts of the run, with what became of the rows that stand for generations."""
     ran = where(results, source="replayed" if setup.replay_only else "measured")
     stored = setup.run.manifest.status
     known, decode = ("complete", "running", "failed"), setup.conf("decode")

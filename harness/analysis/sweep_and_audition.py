@@ -381,7 +381,7 @@ def _adaptive(run: PairRun, made: Sequence[Answered]) -> Iterator[AdaptiveDrafti
 
 
 def _explained(run: PairRun, verdict: Answer | None) -> Explanation | None:
-    """What prevents a gain of the draft and K that a verdict's number is of."""
+    """The obstacles to a gain of the draft and K that a verdict's number is of."""
     if verdict is None or run.distrusted or verdict.temperature is None:
         return None
     predicted = run.drafts.predicted(run.setup.rule, verdict.temperature)
@@ -432,7 +432,7 @@ def _caveats(
 def _steps(
     run: PairRun, answers: Sequence[Answer], rows: Sequence[LatencyRow]
 ) -> tuple[Sequence[StepBound], StepTimes | None]:
-    """What the steps wait for, as far as a bandwidth tells, and those of the verdict's draft."""
+    """The bounds of the steps, as far as a bandwidth tells, and those of the verdict's draft."""
     bandwidth = run.setup.run.manifest.bandwidth
     draft = next((answer.named[0] for answer in answers), None) or run.setup.draft
     latency = _first_latencies(run.drafts).get(draft)

@@ -76,21 +76,18 @@ def under_load(
             first.temperature, first.k, first.concurrency, first.rate, load=True, clock="client"
         )
         if first.rate is not None:
-            behind = [each for timing in made if (each := _behind(timing)) is not None]
-            row = replace(row, behind=float(np.median(behind)) if behind else None)
+            row = replace(row, behind=float(np.median([_behind(timing) for timing in made])))
         waits = _waits(waited, weights)
         if waits:
             yield replace(row, **waits)
 
 
-def _behind(timing: LoadTiming) -> float | None:
+def _behind(timing: LoadTiming) -> float:
     """The server's time beyond the time in which requests came, relative to it.
 
     Of what came after the last arrival, that is what exceeds the time that requests took at first,
-    before others could be waiting. None in a run that did not store when they were due.
+    before others could be waiting.
     """
-    if not timing.due_s:
-        return None
     ends = np.add(timing.sent_s, timing.user_s)
     alone_s = float(np.quantile(timing.user_s[: max(1, len(ends) // 4)], 0.9))
     return float(max(0.0, ends.max() - timing.due_s[-1] - alone_s) / timing.due_s[-1])

@@ -531,5 +531,5 @@ def _command(folder: RunFolder, work: Workload, role: Role, slots: int) -> Serve
     if command is None:
         return None
     below = rf"(?<![\w./-]){re.escape(f'{Path.cwd()}/')}"
-    lines = (re.sub(below, "", line or "") for line in (command.line, command.production))
+    lines = (re.sub(below, "", line) for line in (command.line, command.production))
     return replace(command, **dict(zip(("line", "production"), lines, strict=True)))

@@ -76,12 +76,12 @@ class ServerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the server runs."""
+        """True while the server runs."""
         return self._supervisor.poll() is None
 
     @cached_property
     def pausable(self) -> bool:
-        """Whether stopping its processes stops all computation; False on a card."""
+        """True where stopping its processes stops all computation; not on a card."""
         if sys.platform != "linux":
             return False
         try:

@@ -326,7 +326,7 @@ class _Sums(NamedTuple):
         return self.drafted / self.rounds
 
     def fit(self, k: int, *, shortens: bool) -> bool:
-        """Whether rounds of K = k can have drafted this many tokens.
+        """True where rounds of K = k can have drafted this many tokens.
 
         Where an engine `shortens` drafts near the budget, the round that begins with `left` tokens
         to go drafts min(k, left - 1), and only the last rounds begin with k or fewer.

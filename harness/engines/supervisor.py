@@ -67,7 +67,7 @@ def stop(server: "subprocess.Popen[bytes]") -> None:
 
 
 def _runs(group: int) -> bool:
-    """Whether a process of the group runs; a zombie, which a container may keep, does not."""
+    """True while a process of the group runs; a zombie, which a container may keep, does not."""
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:

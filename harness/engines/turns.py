@@ -103,12 +103,12 @@ class Turn:
 
     @property
     def over(self) -> bool:
-        """Whether the request is answered or has failed."""
+        """True once the request is answered or has failed."""
         return self._over.is_set()
 
     @property
     def hangs(self) -> bool:
-        """Whether the server ran for long without a token."""
+        """True where the server ran for long without a token."""
         return self._idle_s > HANGS_S
 
     def _pause(self) -> None:

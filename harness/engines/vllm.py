@@ -384,7 +384,7 @@ def rounds_of(tokens: Sequence[int], spec_metrics: Mapping[str, Any]) -> tuple[R
 
 
 def drafts(client: HttpClient) -> bool:
-    """Whether a server has counters of drafts; False where it shows no counters."""
+    """True where a server has counters of drafts; False where it shows no counters."""
     try:
         return DRAFTED in Samples.of(str(client.stated("/metrics"))).sums
     except RefusedError:

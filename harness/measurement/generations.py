@@ -203,14 +203,14 @@ class _Generating:
 
     @property
     def share(self) -> float:
-        """Of its budget, or of the rounds that are asked for, that is done."""
+        """The share of its budget, or of the rounds that are asked for, that is done."""
         rounds = self._request.rounds
         done = len(self._done) / rounds if rounds else 0.0
         return max(self.emitted / self._request.budget, done)
 
     @property
     def speculates(self) -> bool:
-        """Whether it drafts."""
+        """True where it drafts."""
         return self._draft is not None
 
     def has_the_prompt_of(self, other: "_Generating") -> bool:

@@ -363,7 +363,7 @@ class RoundVisits:
 
 @dataclass
 class _Timing:
-    """What the generations of one request took so far; it needs `least` rounds (tokens)."""
+    """The time of one request's generations so far; it needs `least` rounds (tokens)."""
 
     request: Request
     least: int

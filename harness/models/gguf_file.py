@@ -106,7 +106,7 @@ class Special(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What the header of a model's file says.
+    """The header of a model's file.
 
     Attributes:
         keys: its values; of merges and scores, which are long, a hash.

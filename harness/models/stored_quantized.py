@@ -94,7 +94,7 @@ def check_tensors(where: str, tensors: Iterable[tuple[str, str]]) -> None:
 
 
 def names_and_dtypes(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Of loaded tensors, for `check_tensors`."""
+    """Names and dtypes of loaded tensors, for `check_tensors`."""
     return ((name, str(tensor.dtype)) for name, tensor in tensors.items())
 
 

@@ -1,7 +1,8 @@
 """Reports of a `Summary`: files in the run folder, and the text that a command prints at its end.
 
-`render` writes report.md, report.html and the plots; `show` prints the short report. Both read the
-Summary alone, so a report can be made again without any model.
+`render` writes report.md, report.html and the plots; `show` prints the short report, and `document`
+is the answer and the rows as JSON, which `json=true` prints. All read the Summary alone, so a
+report can be made again without any model.
 
     sentences/  every sentence, by subject          tables/  every table, as column specifications
     plots/      every plot
@@ -10,17 +11,22 @@ Summary alone, so a report can be made again without any model.
     console, markdown, html  the layout of each     index    every run of a folder on one page
 """
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from harness.records import Verbose
+from harness.records import SCHEMA_VERSION, Verbose
 from harness.reporting import console, markdown
 from harness.reporting.content import content_of
 from harness.storage import files
-from harness.summary import Summary
+from harness.summary import Summary, to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+# Of summary.json: the answer, every answer, and the rows of results.csv
+FIELDS = ("verdict", "answers", "results", "failures")
 
 
 def render(summary: Summary, folder: Path, *, png: bool = False) -> None:
@@ -49,3 +55,38 @@ def render(summary: Summary, folder: Path, *, png: bool = False) -> None:
 def show(summary: Summary, out: "Console | None" = None, *, verbose: Verbose = False) -> None:
     """Print a run's answer, with `verbose` more of its report; to standard output by default."""
     console.show(content_of(summary), out, verbose=verbose)
+
+
+def document(
+    command: str,
+    status: int,
+    *,
+    summary: Summary | None = None,
+    folder: Path | None = None,
+    errors: Sequence[str] = (),
+    printed: str = "",
+) -> str:
+    """One line of JSON.
+
+    Args:
+        command: its name.
+        status: the exit status.
+        summary: of the run; None where the command made or read none.
+        folder: the run folder.
+        errors: lines of standard error on what failed.
+        printed: what a command without a run prints otherwise, as a dry run does.
+    """
+    record: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "command": command,
+        "status": status,
+        "error": " ".join(errors) or None,
+        "run": None if folder is None else str(folder),
+    }
+    if summary is not None:
+        stored = json.loads(to_json(summary))
+        record["sentences"] = list(content_of(summary).verdicts)
+        record |= {name: stored[name] for name in FIELDS}
+    elif printed:
+        record["text"] = printed.splitlines()
+    return json.dumps(record, ensure_ascii=False)

@@ -44,7 +44,7 @@ class Image(NamedTuple):
 
     @property
     def wide(self) -> bool:
-        """Whether it has several panels next to each other."""
+        """True where it has several panels next to each other."""
         return self.width >= _WIDE
 
 

@@ -189,17 +189,14 @@ def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) ->
     else:
         title = f"{title}, without a draft"
     flags = spec_of(served.engine).in_production
-    code = "\n".join(f"{h}{commands[k].production or commands[k].line}" for k, h in heads.items())
+    code = "\n".join(f"{h}{commands[k].production}" for k, h in heads.items())
     measured = "\n".join(f"{head}{commands[k].line}" for k, head in heads.items())
-    as_measured = code == measured  # runs of an earlier version have no production command
-    if flags and as_measured:
-        notes.append(f"It was measured as it stands; in production give {flags} what you need.")
-    elif flags:
+    if flags:
         notes.append(
             f"It leaves {flags} to the engine: give those that your requests need. The"
             " measurement's are those of this run's requests."
         )
-    return Snippet(title, code, tuple(notes), measured="" if as_measured else measured)
+    return Snippet(title, code, tuple(notes), measured=measured)
 
 
 def _only_here(served: ServedSummary, answer: Answer) -> Sequence[str]:
@@ -366,7 +363,7 @@ def draft_keys(summary: Summary, draft: str) -> tuple[str, ...] | None:
 
 
 def _ships(group: str, name: str) -> bool:
-    """Whether a configuration of that name ships, and names its weights."""
+    """True where a configuration of that name ships, and names its weights."""
     shipped = CONF_DIR / group / f"{name}.yaml"
     return bool(name) and shipped.is_file() and "???" not in shipped.read_text("utf-8")
 
@@ -440,7 +437,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     # The commands of the servers with most slots; none where the run attached to servers
     slots = max((each.slots for each in measured.commands), default=0)
     started = {each.k: each for each in measured.commands if each.slots == slots}
-    commands = {k: command.production or command.line for k, command in started.items()}
+    commands = {k: command.production for k, command in started.items()}
     version = _timed_with(measured)
     title = f"K by concurrency at temperature {fmt.temperature(schedule.temperature)} ({version})"
     ties = [

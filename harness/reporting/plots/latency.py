@@ -34,7 +34,7 @@ def draw_verify_curves(summary: Summary) -> style.Plot | None:
 
 
 def _unstable(summary: Summary, curve: StepCurve, n: int) -> bool:
-    """Whether v(n), or the step that it is divided by, is a timing that cannot be right."""
+    """True where v(n), or the step that it is divided by, is a timing that cannot be right."""
     timed = (curve.context_tokens, curve.batch)
     return any(
         stability.of_step(summary, "target", kind, *timed, tokens) is not None
