@@ -189,7 +189,9 @@ def run_app(command: str) -> NoReturn:
     os.environ[FULL_ERROR] = "1"  # otherwise Hydra prints a traceback of its own for some errors
     try:
         with _signals():
-            words = as_hydra_takes(command, sys.argv[1:])
+            typed = sys.argv[1:]
+            _refuse_undecoded(typed)
+            words = as_hydra_takes(command, typed)
             options = {word for word in words if word.startswith("-")}
             if options and options <= HELP:
                 _print_help(command, [word for word in words if word not in HELP])
@@ -466,6 +468,16 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
                 raise UserError(f"{key}: no {group} is chosen; choose one, {group}=...")
             full.insert(keys.index(key), f"draft={OWN_DRAFT}")
     return full
+
+
+def _refuse_undecoded(words: Sequence[str]) -> None:
+    """Refuse a word whose bytes are no text in this locale: no report could name its folder."""
+    for word in words:
+        if any("\udc80" <= character <= "\udcff" for character in word):
+            raise UserError(
+                f"{word}: it is no text in this locale ({sys.getfilesystemencoding()}); set"
+                " PYTHONUTF8=1, or a locale such as LC_ALL=C.UTF-8"
+            )
 
 
 def _refuse_unreadable(word: str, parser: OverridesParser) -> None:

@@ -357,6 +357,16 @@ def test_text_that_a_stream_cannot_encode_is_escaped(
         assert raw.getvalue().strip() == begin + (shown or b"\\xe9 \\u6a21 \xff")
 
 
+def test_a_word_that_is_no_text_in_the_locale_is_refused_with_what_reads_it(
+    run: RunDoor, capsys: Captured
+) -> None:
+    """As "results_root=ä" is in the C locale: no report could name its folder."""
+    word = "results_root=" + "ä".encode().decode("ascii", "surrogateescape")
+    assert run(lambda _: Outcome(None), "sweep", word) == 2
+    assert "it is no text in this locale" in (error := capsys.readouterr().err)
+    assert "PYTHONUTF8=1" in error
+
+
 def test_the_package_lists_its_commands_and_every_command_tells_its_version(
     run: RunDoor, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines are due after fractions of a second."""
     monkeypatch.setattr(shown, "EVERY_S", 0.2)
     monkeypatch.setattr(shown, "SOON_S", 0.05)
+    monkeypatch.setattr(shown, "FIRST_S", 0.05)
     monkeypatch.setattr(shown, "LOOKS_PER_S", 100)
     monkeypatch.setattr(shown, "_DISPLAY", shown._Display())
 

@@ -192,7 +192,12 @@ MOST_WORDS, MOST_NUMBERS = 120, 25
 
 
 @pytest.mark.parametrize(
-    "name", [*RUNS, *(folder.name for folder in sorted(EXAMPLES.iterdir()) if folder.is_dir())]
+    "name",
+    [
+        *RUNS,
+        "sweep_decided",
+        *(folder.name for folder in sorted(EXAMPLES.iterdir()) if folder.is_dir()),
+    ],
 )
 @pytest.mark.parametrize("width", [80, 100])
 def test_the_first_screen_is_understood_in_one_reading(

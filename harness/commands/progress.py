@@ -1,7 +1,7 @@
 """Progress and remaining time, on standard error.
 
 On a terminal every block that is under way has a bar, all of them in one display. Elsewhere, where
-standard error is a file or a pipe, a line says the same after two seconds and then at least every
+standard error is a file or a pipe, a line says the same after half a second and then at least every
 ten: the time since the command began, what is done, how many of how many, and about how long that
 will take.
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-# Seconds between two lines; to the first of a command, and of what may wait for the network or a
-# server; and until it is said which of them has not answered
-EVERY_S, SOON_S, LATE_S = 10.0, 2.0, 5.0
+# Seconds between two lines; to the first of a command; to that of what may wait for the network or
+# a server; and until it is said which of them has not answered
+EVERY_S, FIRST_S, SOON_S, LATE_S = 10.0, 0.4, 2.0, 5.0
 # How often a bar is drawn, or looked at whether a line is due: rarely, since models are being timed
 LOOKS_PER_S = 2
 
@@ -164,7 +164,7 @@ class _Display:
 
     def _begin_clock(self) -> None:
         self._began = time.monotonic()
-        self._written = self._began - EVERY_S + SOON_S  # so that the first line comes soon
+        self._written = self._began - EVERY_S + FIRST_S  # so that the first line comes soon
 
     def _shown(self) -> list[Bar]:
         """The innermost bar, and those around it that count."""

@@ -270,9 +270,11 @@ def planned(folder: RunFolder, work: Workload, watch: Stopwatch) -> Workload:
     free, first = psutil.virtual_memory().available, ""
     if config.until == "decided":
         first = f", a first answer after about {fmt.duration(needs.choosing)}"
+    # Beyond the budget nothing further is asked, but what was answered is judged
+    most_s = min(needs.total_s, watch.left_s + needs.judging)
     say(
         f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: at most about"
-        f" {fmt.duration(needs.total_s)}{first}; this process holds"
+        f" {fmt.duration(most_s)}{first}; this process holds"
         f" {psutil.Process().memory_info().rss / 1e9:.1f} GB while servers are timed, and"
         f" {free / 1e9:.1f} GB are free"
     )

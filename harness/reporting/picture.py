@@ -120,9 +120,10 @@ def other_temperatures(summary: Summary) -> tuple[str, ...]:
     return tuple(
         f"Temperature {fmt.temperature(answer.temperature)}:"
         f" {'the same' if first and _same(answer, first) else grid.words(answer)}"
-        f"{'' if answer.speedup is None else f', {fmt.speedup(answer.speedup)}'}."
+        f"{'' if known is None else f', {fmt.speedup(known)}'}."
         for answer in others
         if answer is not None
+        for known in [None if answer.decision == "undecided" else answer.speedup]
     )
 
 

@@ -522,8 +522,8 @@ def _evidence(answer: Answer) -> str:
         return "Not measured, and what its rounds emit is not known."
     below = fmt.decimal(emitted.pays_below)
     return (
-        f"K={emitted.k} pays if drafting and checking {emitted.k} tokens takes less time there than"
-        f" {below} ordinary tokens."
+        f"K={emitted.k} pays if drafting and checking {fmt.number_of(emitted.k, 'token', 'tokens')}"
+        f" takes less time there than {below} ordinary tokens."
     )
 
 

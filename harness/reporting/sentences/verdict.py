@@ -193,9 +193,9 @@ def _evidence(summary: Summary, shown: grid.Marked) -> str:
     if answer.pairs is None or named is None or named.predicted is None:
         return timed
     return (
-        f"{timed} Predicted {fmt.speedup(named.predicted)}; {fmt.speedup(answer.speedup)} after"
-        f" measuring {fmt.number_of(answer.pairs.measured, 'prompt', 'prompts')} and correcting for"
-        " having picked the best K."
+        f"{timed} Predicted {fmt.speedup(named.predicted)}; measured on"
+        f" {fmt.number_of(answer.pairs.measured, 'prompt', 'prompts')}, and corrected for choosing"
+        " the best K."
     )
 
 
@@ -229,8 +229,9 @@ def cost_that_pays(emitted: RoundTokens) -> str:
 
     "pays if drafting and checking 2 tokens takes less time than 2.30 ordinary tokens (here 1.65)"
     """
+    drafted = fmt.number_of(emitted.k, "token", "tokens")
     return (
-        f"pays if drafting and checking {emitted.k} tokens takes less time than"
+        f"pays if drafting and checking {drafted} takes less time than"
         f" {fmt.decimal(emitted.pays_below)} ordinary tokens{grid.own_cost(emitted)}"
     )
 
