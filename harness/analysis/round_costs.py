@@ -18,8 +18,10 @@ Requests of a server. Where R is another engine's (`harness.analysis.engine_cost
 a start besides its rounds, and how well R is known follows from leaving out parts of the requests.
 """
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Literal
 
 import numpy as np
@@ -39,6 +41,10 @@ from harness.theory.roofline import ReadingModel, with_floors
 from harness.theory.speedup import RoundTimes, StepTimes
 
 VERIFY = ("target", "verify")
+# Times of the target's plain token, slowest / fastest, beyond which drafts do not compare
+UNLIKE = 1.5
+# The chance that times which differ by chance alone are taken for a change of the machine's pace
+BY_CHANCE = 0.01
 # Of a look-up in a text of some thousand tokens, where step times were typed in
 LOOKUP_S = 1e-5
 # The standard error of the logarithm of a measured ratio to plain decoding that is small enough
@@ -261,6 +267,30 @@ class Latency:
             return summary
         known = ("temperature", "visits", "engine", "run", "basis")
         return replace(summary, **{name: getattr(self.served, name) for name in known})
+
+
+def plain_tokens_apart(latencies: Mapping[str, Latency]) -> dict[tuple[str, str], float]:
+    """By two drafts, how many times as long a plain token took next to the first as to the second.
+
+    Of those between which the machine's pace changed too much for their speedups to compare: by
+    more than `UNLIKE`, and by more than their visits scatter. A target that runs in a slower way
+    for a draft is another one.
+    """
+    visits = {
+        draft: latency.visits
+        for draft, latency in latencies.items()
+        if latency.visits is not None and latency.rounds.other_plain_s is None
+    }
+    pairs = [*permutations(visits, 2)]
+    gaps = {(one, other): visits[one].plain_gap(visits[other]) for one, other in pairs}
+    return {
+        drafts: math.exp(gap)
+        for drafts, (gap, variance) in gaps.items()
+        if gap > max(math.log(UNLIKE), half_width(variance, 1.0 - BY_CHANCE / len(pairs)))
+    }
+
+
+# ---- costs ---------------------------------------------------------------------------------------
 
 
 def typed_latency(times: StepTimes, largest: int, *, lookup: bool = False) -> Latency:

@@ -5,12 +5,10 @@ its replayed rounds it predicts seconds on every prompt, under every acceptance 
 (`harness.analysis.predicted`).
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,15 +33,9 @@ from harness.analysis.setup import Setup, stop_threshold, timed_apart
 from harness.engine_facts.engines import with_lines
 from harness.engine_facts.spec import Counting, counting_of
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace, UserError, grouped
-from harness.stats.jackknife import half_width
 from harness.summary import Dropped
 from harness.theory.replay import Replayed
 from harness.theory.speedup import StepTimes
-
-# Times of the target's plain token, slowest / fastest, beyond which drafts do not compare
-UNLIKE = 1.5
-# The chance that times which differ by chance alone are taken for a change of the machine's pace
-BY_CHANCE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,30 +165,6 @@ def _limits(counting: Counting, asked: int, k: int, trace: TextTrace) -> NDArray
 
 
 # ---- plain tokens next to each draft ------------------------------------------------------------
-
-
-def plain_tokens_apart(latencies: Mapping[str, Latency]) -> dict[tuple[str, str], float]:
-    """By two drafts, how many times as long a plain token took next to the first as to the second.
-
-    Of those between which the machine's pace changed too much for their speedups to compare: by
-    more than `UNLIKE`, and by more than their visits scatter. A target that runs in a slower way
-    for a draft is another one.
-    """
-    visits = {
-        draft: latency.visits
-        for draft, latency in latencies.items()
-        if latency.visits is not None and latency.rounds.other_plain_s is None
-    }
-    pairs = [*permutations(visits, 2)]
-    gaps = {(one, other): visits[one].plain_gap(visits[other]) for one, other in pairs}
-    return {
-        drafts: math.exp(gap)
-        for drafts, (gap, variance) in gaps.items()
-        if gap > max(math.log(UNLIKE), half_width(variance, 1.0 - BY_CHANCE / len(pairs)))
-    }
-
-
-# ---- costs ---------------------------------------------------------------------------------------
 
 
 def _latencies(

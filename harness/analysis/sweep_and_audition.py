@@ -46,8 +46,8 @@ from harness.analysis.predicted import (
 )
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.replayed import replay_check
-from harness.analysis.round_costs import Latency, latency_table, least_rounds
-from harness.analysis.scored_drafts import ScoredDrafts, plain_tokens_apart, scored_drafts
+from harness.analysis.round_costs import Latency, latency_table, least_rounds, plain_tokens_apart
+from harness.analysis.scored_drafts import ScoredDrafts, scored_drafts
 from harness.analysis.setup import Setup, model_facts, run_facts, shares_of_sets
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials

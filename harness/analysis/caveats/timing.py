@@ -9,8 +9,7 @@ from typing import get_args
 from harness import formatting as fmt
 from harness.analysis.caveats.record import Quoted, caveat
 from harness.analysis.prediction_error import PredictionError
-from harness.analysis.round_costs import Latency
-from harness.analysis.scored_drafts import UNLIKE, plain_tokens_apart
+from harness.analysis.round_costs import UNLIKE, Latency, plain_tokens_apart
 from harness.analysis.setup import Setup
 from harness.engine_facts.engines import OWN, spec_of
 from harness.records import BUSY, CardReadings, ThrottleReason

@@ -213,8 +213,8 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
 # ---- every K and threshold -----------------------------------------------------------------------
 
 GRID_NOTE = (
-    "By replay and what rounds cost. What the measured one's took beyond that is in all of them; none"
-    " is corrected for having been chosen."
+    "By replay and what rounds cost. What the measured one's took beyond that is in all of them;"
+    " none is corrected for having been chosen."
 )
 
 
