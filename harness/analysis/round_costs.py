@@ -30,7 +30,7 @@ from harness.analysis.device import architecture
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped, where
-from harness.stats.jackknife import Array, Variance, joined
+from harness.stats.jackknife import Array, Variance, half_width, joined
 from harness.stats.workload import TRIMMED, VisitCosts
 from harness.storage import StoredRun
 from harness.storage.manifest import Manifest, ModelEntry
