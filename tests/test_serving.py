@@ -475,10 +475,10 @@ def test_an_engine_without_the_best_kind_has_the_line_of_another_draft() -> None
 
     assert [(on.text, what.text) for on, what in zip(engines, serve, strict=True)] == [
         ("the harness's loop", "early_exit, K=3"),
-        (alike("ratio", "early_exit"), "K=3 if a round takes < 3.00 tokens"),
-        (alike("greedy_draft", "eagle3"), "eagle3, K=2 if a round takes < 3.50 tokens"),
-        (alike("ratio", "eagle3"), "eagle3, K=2 if a round takes < 3.00 tokens"),
-        (alike("block", "eagle3"), "eagle3, K=2 if a round takes < 3.20 tokens"),
+        (alike("ratio", "early_exit"), "K=3 if round < 3.00 tokens"),
+        (alike("greedy_draft", "eagle3"), "eagle3, K=2 if round < 3.50 tokens"),
+        (alike("ratio", "eagle3"), "eagle3, K=2 if round < 3.00 tokens"),
+        (alike("block", "eagle3"), "eagle3, K=2 if round < 3.20 tokens"),
     ]
     snippets = lines(made)
     assert speculative_config(snippets["vLLM"])["method"] == "eagle3"

@@ -208,13 +208,13 @@ def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
 
     Where nothing is to be served, the draft and K of the row's speedup follow in brackets. For an
     engine that was not timed it is the cost of a round below which K pays (the lower bound of the
-    tokens per round): "K=4 if a round takes < 2.87 tokens".
+    tokens per round): "K=4 if round < 2.87 tokens".
     """
     draft, k = answer.named
     named = f"K={k}" if draft is None or not name_draft else f"{draft}, K={k}"
     if answer.decision == "not_measured":
         limit = answer.round and fmt.decimal(answer.round.pays_below)
-        return fmt.EMPTY if limit is None else f"{named} if a round takes < {limit} tokens"
+        return fmt.EMPTY if limit is None else f"{named} if round < {limit} tokens"
     unserved = not answer.speculates and k and answer.speedup is not None
     return f"{words(answer)} ({named})" if unserved else words(answer)
 

@@ -27,7 +27,9 @@ def _run_verdict(run: ComparedRun) -> str:
     if run.outcome is not None:
         bound = "ratio" if no_interval else "whole interval"
         outcome = OUTCOMES[run.outcome].format(bound=bound, threshold=run.threshold) + ": "
-    workload = "whole workload" if row.prompt_set in (None, "all") else f"{row.prompt_set} prompts"
+    workload = f"{row.prompt_set} prompts"
+    if row.prompt_set in (None, "all"):  # a run's own answer is of all that it has
+        workload = "all prompts that both have"
     cells = ""
     if run.cells:
         differing = f"{run.differing} of {run.cells} cells differ"
