@@ -195,7 +195,7 @@ def _timed(
     price: Price,
     most: int | None = None,
 ) -> list[Forwards]:
-    """Single steps; and rounds, in visits that time plain decoding twice and each K once.
+    """Single steps; and rounds, in visits that time plain decoding twice at most, each K once.
 
     A visit reads its prompt once, and a draft's for each K. There are `most` visits at most.
     """
