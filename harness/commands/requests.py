@@ -142,7 +142,7 @@ def side_by_side(folder: RunFolder, pair: Pair, ks: Collection[int]) -> bool:
     noted = folder.manifest.side_by_side
     if noted is None:
         begun = bool(folder.trials.read() or folder.rounds.read())
-        number = len({0, *ks}) + 1  # plain decoding is timed twice
+        number = len({0, *ks})
         noted = not begun and pair.fits(number)
         if not noted and not begun and pair.on_processors:
             say(f"no memory for {number} caches side by side: generations follow each other")

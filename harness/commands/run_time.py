@@ -196,7 +196,7 @@ def _timed(
     most: int | None = None,
     among: int = 1,
 ) -> list[Forwards]:
-    """Single steps; and rounds, in visits that time plain decoding twice and each K once.
+    """Single steps; and rounds, in visits that time plain decoding twice at most, each K once.
 
     A visit reads its prompt once, and a draft's for each K. There are `most` visits at most, and
     of a draft `among` several some more, before these take turns.

@@ -94,8 +94,10 @@ class TimedLoop:
         """The cells that a visit times, in its order; `generation` gives each its prompts."""
         names = list(self.requests)
         timed = list(self.requests[names[visit % len(names)]])
-        # Plain decoding is in every ratio of the visit, so it is timed twice
-        timed += [entry for entry in timed if entry.k == 0]
+        # Plain decoding is in every ratio of the visit, so it is timed twice; side by side
+        # once: the second of two finds the weights in the caches where it follows the first
+        if self.beside is None:
+            timed += [entry for entry in timed if entry.k == 0]
         self._random(visit).shuffle(timed)
         return timed
 
