@@ -10,7 +10,7 @@ look decides, and where none does.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from time import monotonic, perf_counter
 
 import psutil
@@ -54,6 +54,8 @@ from harness.theory.roofline import Card
 
 # Rows and columns of the matrices by which multiplying is timed
 MULTIPLIED = 1024
+# Of a buffer by which reading is timed for a plan, which next to weights takes little memory
+PLAN_BYTES = 64 * 1024**2
 # Below so many bytes of weights nothing is timed: calling the kernels takes the time
 SMALL_BYTES = 100e6
 # Seconds of decoding, the plain ones included, for which a cell of a sweep in looks is measured,
@@ -66,8 +68,9 @@ WORTH_SAYING_S = 5.0
 Price = Callable[[Sequence[Forwards]], float]
 
 
+@cache
 def this_machine(threads: int | str) -> Card:
-    """Its processors with as many threads as the run has, timed now for about a second."""
+    """Its processors with as many threads as the run has, timed once for about a second."""
     before = torch.get_num_threads()
     if threads != "auto":
         torch.set_num_threads(int(threads))
@@ -78,7 +81,7 @@ def this_machine(threads: int | str) -> Card:
             begun = perf_counter()
             torch.mm(matrix, matrix)
             seconds.append(perf_counter() - begun)
-        bandwidth = copy_bandwidth(torch.device("cpu"))
+        bandwidth = copy_bandwidth(torch.device("cpu"), PLAN_BYTES)
     finally:
         torch.set_num_threads(before)
     memory = psutil.virtual_memory().total
