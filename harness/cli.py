@@ -515,8 +515,16 @@ def _each_target(words: Sequence[str]) -> list[str]:
     made: list[str] = []
     for word in words:
         key, _, listed = word.partition("=")
-        of_targets = key == "models" and listed.startswith("[")
-        made.append(f"model={listed.strip('[]').replace(' ', '')}" if of_targets else word)
+        if key != "models" or not listed.startswith("["):
+            made.append(word)
+            continue
+        targets = [each.strip() for each in listed.strip("[]").split(",") if each.strip()]
+        if not targets or any(each.startswith("resume=") for each in words):
+            raise UserError(
+                f"{word}: a list of targets, each a run of its own; give for example"
+                " models=[A.gguf,B.gguf], and resume= one run with the keys it has"
+            )
+        made.append(f"model={','.join(targets)}")
     several = made != [*words] and not {"-m", "--multirun"} & {*words}
     return ["-m", *made] if several else made
 

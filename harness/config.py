@@ -79,9 +79,9 @@ def key(default: Any, meaning: str, **limits: Any) -> Any:
     return field(default=default, metadata=about)
 
 
-# Of a K
 # What an audition on servers tries where nothing is given
 SERVED_KS, SERVED_THRESHOLDS = (1, 2, 4, 8, 16), (0.0, 0.5, 0.75, 0.9)
+# Of a K
 K_LIMITS: Mapping[str, Any] = {
     "least": 0,
     "most": MOST_K,
@@ -334,8 +334,8 @@ def split_draft(entry: str) -> DraftEntry:
     """Take `name[@folder-or-hub-id][@key:value]...` apart; a folder's name may hold an @ itself."""
     name, *parts = entry.split("@")
     settings: dict[str, str] = {}
-    if name.endswith(".gguf") and not (parts and parts[0].endswith(".gguf")):
-        name, parts = PurePath(name).stem, [name, *parts]
+    if entry.endswith(".gguf") and (not parts or "/" in name):  # a path, which may hold an @
+        name, parts = PurePath(entry).stem, [entry]
     while parts:
         match = _SETTING.fullmatch(parts[-1])
         # `embedded:tiny` looks like a key and its value, and is an id
@@ -1156,6 +1156,11 @@ class AuditionConfig(ModelsConfig):
             raise UserError(
                 f"engine={self.engine}: {self.model.where} is a GGUF file, which llamacpp serves;"
                 " leave engine out, or give a checkpoint"
+            )
+        if AUTO_DRAFTS in (self.drafts or ()):
+            raise UserError(
+                f"drafts=[{AUTO_DRAFTS}]: of checkpoints; name GGUF files next to"
+                f" {self.model.where}, as drafts=[A.gguf,ngram_simple]"
             )
         default = AuditionConfig()
         if self.temperature == default.temperature:

@@ -88,6 +88,8 @@ def test_a_complete_audition_that_is_resumed_asks_for_nothing(audition: StoredRu
     resumed = stored(again)
     for name in ("trials", "rounds", "probes", "starts"):
         assert len(getattr(resumed, name)) == len(getattr(audition, name)), name
+    for name in ("traces", "confidences", "timings"):
+        assert len(list(getattr(resumed, name))) == len(list(getattr(audition, name))), name
     assert best_by_replay(resumed) == best_by_replay(audition)
 
 
@@ -168,7 +170,7 @@ def test_rounds_of_every_number_of_tokens_follow_from_one_server_of_the_largest_
     prompts = tuple(enumerate(lengths))
     timed = TimedRequests(
         {0: Requests(0.1 + plain, plain[:, None], prompts), 8: Requests(seconds, rounds, prompts)},
-        told=(1, 2, 4, 8),
+        fitted_at=(1, 2, 4, 8),
     )
     fitted = fit_costs(timed)
     assert fitted is not None

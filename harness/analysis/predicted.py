@@ -103,9 +103,9 @@ def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[SharedError
     """The errors of a server's costs, which are the same on all prompts.
 
     Leaving out a part of that server's prompts changes the costs of all drafts, unless each was
-    timed in requests of its own. Its own run may
-    show an error beyond that, at each K. Where a draft was not measured there, its costs may be
-    anywhere between two ends. One engine prices all drafts, or none of them.
+    timed in requests of its own. Its own run may show an error beyond that, at each K. Where a
+    draft was not measured there, its costs may be anywhere between two ends. One engine prices all
+    drafts, or none of them.
     """
     every, tokens, requests = replays.candidates, replays.new_tokens, _texts(replays)
     served = {

@@ -50,14 +50,14 @@ from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
 from harness.summary import Doubt, DraftMemory, Summary
 
-UNTOLD = (
+NO_COSTS = (
     "its requests do not tell what its rounds cost, since other work disturbed them; try again on a"
     " quiet machine"
 )
 
 
 def of_draft(setup: Setup, draft: str, chosen: ChosenK | None = None) -> Setup:
-    """What the audition stored of one draft, as a server run of it.
+    """The part of an audition that is of one draft, as a server run of it.
 
     Args:
         chosen: the K and threshold at which the draft was measured; None: without what was measured
@@ -69,7 +69,7 @@ def of_draft(setup: Setup, draft: str, chosen: ChosenK | None = None) -> Setup:
     plain, measured = where(run.trials, k=0), list[Trial]()
     # Those that price a look-up, with the plain ones next to them
     visits = {trial.repetition for trial in where(run.probes, draft=draft)}
-    pricing = {
+    of_lookup = {
         name: tuple(t for t in getattr(run, name) if t.repetition in visits)
         for name in ("probes", "starts")
     }
@@ -95,7 +95,7 @@ def of_draft(setup: Setup, draft: str, chosen: ChosenK | None = None) -> Setup:
         config=config,
         manifest=manifest,
         trials=(*plain, *measured),
-        **({"probes": (), "starts": ()} if chosen else pricing),
+        **({"probes": (), "starts": ()} if chosen else of_lookup),
         rounds=tuple(where(run.rounds, draft=draft)),
         checks=run.checks if chosen else (),
     )
@@ -141,34 +141,38 @@ def served_draft(setup: Setup, draft: str) -> ServedDraft | None:
     latency = _latency(served) if plain.trials else None
     if latency is None:
         return None
-    asked, known = setup.run.config.get("p_min") or [0.0], bool(served.setup.run.confidences)
-    thresholds = tuple(float(value) for value in asked if known or not value)
+    # A look-up has no confidences, and without the time of a dropped token no threshold has a cost
+    known = bool(served.setup.run.confidences) and latency.dropped_s > 0.0
+    asked = setup.run.config.get("p_min") or [0.0]
+    thresholds = tuple(map(float, asked)) if known else (0.0,)
     return ServedDraft(draft, served, plain, latency, thresholds)
 
 
-def _priced(run: StoredRun) -> StoredRun:
-    """The requests that price a look-up as the trials of a run."""
-    priced = replace(run, trials=run.probes, probes=())
-    vars(priced)["traces"] = run.traces
-    return priced
+def _as_trials(run: StoredRun) -> StoredRun:
+    """The requests that time a look-up's rounds, as the trials of a run."""
+    made = replace(run, trials=run.probes, probes=())
+    vars(made)["traces"] = run.traces
+    return made
 
 
 def _latency(served: ServedTexts) -> Latency | None:
-    """What rounds cost, by servers that reject every draft or by requests; None without either."""
+    """Costs of rounds, by servers that reject every draft or by requests; None without either."""
     setup, counting = served.setup, served.counting
     timed = None if counting is None else timed_rounds(setup.run.rounds, counting, served.settle)
     if timed is not None:  # a server of the largest K drafts fewer tokens near the budget
-        timed = replace(timed, told=tuple(sorted(setup.ks)))
+        timed = replace(timed, fitted_at=tuple(sorted({1, *setup.ks})))
     if timed is None and setup.run.probes:
-        priced = served_texts(Setup(_priced(setup.run)))
-        timed = requests_of(priced, priced.ks, GREEDY, None)
-        timed = timed and replace(timed, told=priced.ks)
+        requests = served_texts(Setup(_as_trials(setup.run)))
+        timed = requests_of(requests, requests.ks, GREEDY, None)
+        timed = timed and replace(timed, fitted_at=requests.ks)
     costs = None if timed is None else fit_costs(timed)
     without = [] if timed is None or costs is None else left_out_costs(timed, costs.times.largest)
     if timed is None or costs is None or not without:
         return None
-    steps = where(setup.run.timings, role="draft", model=setup.draft, kind="step")
-    samples = sorted(sample for step in steps for sample in step.samples_s)
+    # A step of the draft, in plain tokens of the target next to it
+    steps = where(setup.run.timings, beside=setup.draft, kind="step")
+    medians = {step.role: float(np.median(step.samples_s)) for step in steps}
+    step = medians["draft"] / medians["target"] if len(medians) > 1 else 0.0
     return Latency(
         costs.times,
         served=ServedTimes(
@@ -181,7 +185,7 @@ def _latency(served: ServedTexts) -> Latency | None:
             without=tuple(without),
             own_requests=True,
         ),
-        dropped_s=samples[len(samples) // 2] if samples else 0.0,
+        dropped_s=step * costs.times.plain_s,
     )
 
 
@@ -229,7 +233,7 @@ def best_by_replay(run: StoredRun) -> Candidate | None:
 
 
 def served_audition_decided(run: StoredRun, look: int) -> bool:
-    """Whether the verdict on the workload needs no more requests after so many looks."""
+    """True where the verdict on the workload needs no more requests after so many looks."""
     ks = run.manifest.served_ks
     if ks is None:
         return False
@@ -269,7 +273,7 @@ def _answered(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]
 def _with_pairs(
     predicted: Predicted, pairs: Sequence[Pair], name: Candidate, looks: tuple[float, ...]
 ) -> Evidence | None:
-    """What is predicted, with the measured pairs of a candidate; None while there are too few.
+    """Predicted evidence with the measured pairs of a candidate; None while there are too few.
 
     The pairs alone, where rounds are not those that replay expects.
     """
@@ -279,9 +283,9 @@ def _with_pairs(
     if name not in evidence.candidates or len({each.name for each in pairs}) < MIN_MEASURED:
         return None
     # After an end of text a server does not tell the rounds at a threshold
-    told = [pair for pair in pairs if all(trial.rounds is not None for trial in pair.drafted)]
-    check = check_of_pairs(told, predicted.replays, name)
-    if told and not rounds_as_replayed(check):
+    counted = [pair for pair in pairs if all(t.rounds is not None for t in pair.drafted)]
+    check = check_of_pairs(counted, predicted.replays, name)
+    if counted and not rounds_as_replayed(check):
         return replace(evidence_from_pairs(pairs, GREEDY, name, None), looks=looks)
     replayed = [rows[pair.name] for pair in pairs]
     seconds, plain_s = (
@@ -311,15 +315,18 @@ def analyse_served_audition(setup: Setup) -> Summary:
         board = rank(predicted, setup.weights, seed=setup.seed)
         boards, latencies = (replace(board, engines=(engine.title,)),), dict(predicted.latencies)
     names = _names(setup)
-    lacking = tuple(name for name in names if name not in latencies)
+    ranked = () if predicted is None else predicted.replays.drafts
+    lacking = tuple(name for name in names if name not in ranked)
     facts = run_facts(setup, results)
-    failed = failures(setup, where(setup.run.trials, k=0))
-    told = {*latencies, *(each.where for each in failed)}
+    failed = failures(setup)
+    explained = {*ranked, *(each.where for each in (*failed, *notes.not_eligible))}
     timed = {each.draft for each in (*setup.run.rounds, *setup.run.probes)}
-    failed += tuple(Failure(name, UNTOLD) for name in names if name in timed and name not in told)
+    failed += tuple(
+        Failure(name, NO_COSTS) for name in names if name in timed and name not in explained
+    )
     checks = () if measured is None else tuple(measured.texts.checks)
     return Summary(
-        run=replace(facts, not_scored=lacking, ranked=len(latencies)),
+        run=replace(facts, not_scored=lacking, ranked=len(ranked)),
         answers=answers,
         failures=failed,
         caveats=(
@@ -342,7 +349,7 @@ def analyse_served_audition(setup: Setup) -> Summary:
 def _results(
     setup: Setup, predicted: Predicted | None, chosen: ChosenK | None
 ) -> Iterator[ResultRow]:
-    """What was measured, by prompt set, and what is predicted of every candidate."""
+    """Rows of what was measured, by prompt set, and of what is predicted of every candidate."""
     if chosen is not None and chosen.draft is not None:
         server = timed_server(served_texts(of_draft(setup, chosen.draft, chosen)))
         for row in served_rows(server).measured:
@@ -352,7 +359,7 @@ def _results(
 
 
 def _memory(setup: Setup, predicted: Predicted | None) -> Iterator[DraftMemory]:
-    """What each draft takes of the memory next to the target."""
+    """The memory of each draft next to the target."""
     if predicted is None:
         return
     replays = predicted.replays

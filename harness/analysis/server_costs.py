@@ -63,14 +63,14 @@ class TimedRequests:
         by_k: 0 for those that were decoded plainly.
         net: whether another request was taken off each, so that a start may be below 0.
         looked_up: whether the drafts come from a look-up, so that most rounds draft nothing.
-        told: the numbers of drafted tokens whose rounds' times are fitted, none of them shorter
-            than that of fewer tokens; empty for the K of the requests.
+        fitted_at: numbers of drafted tokens at which times of rounds are fitted, none of them
+            shorter than that of fewer tokens; empty for the K of the requests.
     """
 
     by_k: Mapping[int, Requests]
     net: bool = False
     looked_up: bool = False
-    told: tuple[int, ...] = ()
+    fitted_at: tuple[int, ...] = ()
 
     def __add__(self, other: "TimedRequests") -> "TimedRequests":
         """Both, of the K that either has."""
@@ -187,7 +187,7 @@ def _fit_rounds(
         None where a token or a round would cost nothing.
     """
     net = timed.net
-    ks = sorted({*(timed.told or requests)} | ({0} if timed.looked_up else set[int]()))
+    ks = sorted({*(timed.fitted_at or requests)} | ({0} if timed.looked_up else set[int]()))
     seconds = np.concatenate([each.seconds for each in requests.values()])
     # Which line a draft shorter than every K lies on depends on the times (`RoundTimes`), so these
     # are fitted twice; by the first ones it lies on that from the plain token.
@@ -198,14 +198,14 @@ def _fit_rounds(
             [each.rounds @ shares_of_rounds(times, k) for k, each in requests.items()]
         )
         of_rounds, known = counts[:, 1:], counts[:, 0] * plain_s
-        if timed.told:  # what each takes beyond the one before, the first beyond a plain token
+        if timed.fitted_at:  # what each takes beyond the one before, the first beyond a plain token
             of_rounds = of_rounds[:, ::-1].cumsum(axis=1)[:, ::-1]
             known = counts.sum(axis=1) * plain_s
         columns = np.column_stack([np.ones_like(seconds), of_rounds])
         least_s = -min(each_s for _, each_s in times.round_s) if net else 0.0
         start_s, *rounds_s = least_squares(columns, seconds, known + least_s)
         start_s += least_s
-        if timed.told:
+        if timed.fitted_at:
             rounds_s = (plain_s + np.cumsum(rounds_s)).tolist()
         if min(plain_s, *rounds_s) <= 0.0:
             return None

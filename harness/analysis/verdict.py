@@ -205,6 +205,7 @@ class Evidence:
             self.pairs.timed,
             np.array([place[name] for name in self.pairs.prompts], dtype=np.intp),
             candidate=names.index(self.pairs.candidate),
+            alike=[name.draft == self.pairs.candidate.draft for name in names],
             seed=seed,
         )
 

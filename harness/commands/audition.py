@@ -41,6 +41,7 @@ from harness.commands.run_lifecycle import (
 from harness.commands.run_time import said_beforehand
 from harness.commands.served_audition import measure_on_servers, pair_config
 from harness.commands.served_audition_plan import audition_time, memory_line
+from harness.commands.server_plan import listed
 from harness.commands.server_requests import check_turns
 from harness.commands.tasks import planned_turns
 from harness.config import AuditionConfig, ModelConf, check_replayed, like_target
@@ -140,13 +141,15 @@ def _on_servers(
     if not config.dry_run and config.resume is None:
         time = audition_time(config, pairs, planned_turns(prompts, config))
         when = "" if time is None else f"{time.sentence()}; "
-        say(f"plan: {len(prompts)} prompts, {when}{memory}")
+        grid = f"K = {listed(config.speculative_ks)}, p_min = {listed(config.p_min or ())}"
+        say(f"plan: {len(prompts)} prompts at temperature 0, {grid}: {when}{memory}")
     prompts = without_too_long(first, prompts, read)
     fit = check_run(config, prompts, drafts, problems, read)
     if config.dry_run:
         print_served_audition(config, {conf.name: pairs[conf.name] for conf in fit}, fit, prompts)
         return Outcome(None)
-    folder = measure_on_servers(config, fit, prompts, read, _resumed(config))
+    unfit = [conf.name for conf in drafts if conf not in fit]
+    folder = measure_on_servers(config, fit, unfit, prompts, read, _resumed(config))
     return concluded(folder, verbose=config.verbose)
 
 

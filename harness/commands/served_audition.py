@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 from harness import formatting as fmt
 from harness.analysis.cells import latest
@@ -48,7 +48,14 @@ from harness.commands.server_start import (
     stored_facts,
     to_serve,
 )
-from harness.commands.tasks import PLAIN, EncodedPrompt, Role, ServerTask, in_random_order
+from harness.commands.tasks import (
+    PLAIN,
+    Conversation,
+    EncodedPrompt,
+    Role,
+    ServerTask,
+    in_random_order,
+)
 from harness.config import AuditionConfig, ModelConf, ServerConfig, check_ks
 from harness.engine_facts.draft_kinds import looks_up
 from harness.engines.protocol import (
@@ -68,7 +75,6 @@ from harness.records import (
     Prompt,
     RoundTiming,
     StepTiming,
-    TextTrace,
     Trial,
     UserError,
     in_one_line,
@@ -76,13 +82,16 @@ from harness.records import (
 )
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
-from harness.storage.manifest import ChosenK, Ended, ServedKs
+from harness.storage.manifest import ChosenK, Ended, IneligibleDraft, ServedKs
 
 AUDITION = "audition"
 # Visits that time the rounds of a draft at most, and seconds after which none begins but the first
 MOST_VISITS, ROUNDS_S = 12, 30.0
-# Steps of a draft by itself that are timed together
-DRAFT_STEPS = 16
+# Tokens of a draft by itself that are timed together, and how often
+DRAFT_STEPS, STEP_SAMPLES = 16, 3
+# Texts whose scores are stored together
+STORED_TOGETHER = 8
+UNFIT = "its tokenizer or its context does not fit the target, as the run's first lines say"
 Broken = (ServerDiedError, RequestFailedError, RefusedError, UserError)
 
 
@@ -98,7 +107,7 @@ def pair_config(config: AuditionConfig, draft: ModelConf) -> ServerConfig:
         k=ks,
         p_min=[0.0],
         engine=str(config.engine),
-        until="all",
+        until="decided",  # one engine for all of them: no pair notes servers of its own
         budget_s=config.budget_s,
         repetitions=1,
     )
@@ -128,11 +137,12 @@ class _Run:
 def measure_on_servers(
     config: AuditionConfig,
     drafts: Sequence[ModelConf],
+    unfit: Sequence[str],
     prompts: Sequence[Prompt],
     read: Vocabularies,
     folder: RunFolder | None,
 ) -> RunFolder:
-    """Measure what the folder lacks; a new one where there is none.
+    """Measure what the folder lacks; a new one where there is none. `unfit` drafts are named.
 
     Raises:
         UserError: the plain server does not start, or is not what was asked for.
@@ -148,6 +158,8 @@ def measure_on_servers(
     folder = begin(
         config, AUDITION, folder, described(first.device, {"target": target, **models}, prompts)
     )
+    notes = tuple(IneligibleDraft(name, UNFIT) for name in unfit)
+    folder.note(audition=replace(folder.manifest.audition, not_eligible=notes))
     pairs = {name: work.config for name, work in works.items()}
     time = audition_time(config, pairs, first.prompts)
     run = _Run(folder, config, works, Stopwatch(folder, config.budget_s), time)
@@ -157,6 +169,10 @@ def measure_on_servers(
         except KeyboardInterrupt:
             answer_so_far(folder, "interrupted", page=True)
             raise
+        finally:
+            notes = folder.manifest.audition
+            costs = replace(notes.costs, measured_s=run.watch.spent_s)
+            folder.note(audition=replace(notes, costs=costs))
     return folder
 
 
@@ -173,14 +189,16 @@ def _measure(run: _Run) -> None:
         _decode_plainly(run, plain)
         for number, (name, work) in enumerate(run.works.items(), start=1):
             if run.watch.left_s < 0 and number > 1:
-                say(f"budget_s={run.config.budget_s:g} is spent; not ranked: {name}")
+                _note_failure(run, name, f"budget_s={run.config.budget_s:g} was spent before it")
                 continue
             try:
-                _score(run, name, work)
+                _score(run, name, work, plain)
                 _time_rounds(run, name, work, plain)
             except Broken as error:
-                _note_failure(run, name, error)
+                _check_alive(first, plain)
+                _note_failure(run, name, in_one_line(error))
                 continue
+            _note_failure(run, name, None)
             answer_so_far(folder, f"after {number} of {len(run.works)} drafts")
         _measure_best(run, plain)
 
@@ -199,12 +217,21 @@ def _open(run: _Run, stack: ExitStack, work: Workload, role: Role) -> Server:
     return server
 
 
-def _note_failure(run: _Run, name: str, error: Exception) -> None:
+def _note_failure(run: _Run, name: str, error: str | None) -> None:
+    """Note why a draft is not ranked; None where it is, in place of an earlier note."""
     notes = run.folder.manifest.audition
-    others = [each for each in notes.failures if each.where != name]
-    failed = Failure(name, in_one_line(error))
-    run.folder.note(audition=replace(notes, failures=(*others, failed)))
-    say(f"{name}: {failed.error}; the other drafts are ranked without it")
+    failures = [each for each in notes.failures if each.where != name]
+    if error is not None:
+        failures.append(Failure(name, error))
+        say(f"{name}: {error}; the other drafts are ranked without it")
+    if tuple(failures) != notes.failures:
+        run.folder.note(audition=replace(notes, failures=tuple(failures)))
+
+
+def _check_alive(work: Workload, plain: Server) -> None:
+    """Raise where the plain server does not answer: nothing can be compared any more."""
+    shortest = min(work.prompts, key=lambda entry: len(entry.tokens))
+    plain.generate(work.request(shortest, GREEDY, 0, 0).asked._replace(budget=1))
 
 
 # ---- the target's texts --------------------------------------------------------------------------
@@ -241,26 +268,26 @@ def _answer(work: Workload, server: Server, task: Task, *, cached: bool = False)
 def _texts(run: _Run, work: Workload) -> list[GeneratedText]:
     """The plain server's texts, as far as its rounds emitted them."""
     facts = stored_facts(run.folder)
-    trials = where(latest(list(run.folder.trials.read())), status="ok", k=0)
-    counting = facts.spec.counting
-    first = 0 if counting is None else counting.first_position
-    emitted = [trial for trial in trials if len(trial.tokens or ()) > first]
+    trials = where(latest(list(run.folder.trials.read())), status="ok", k=0, repetition=0)
+    emitted = [trial for trial in trials if len(trial.tokens or ()) > facts.first_position]
     return [decoded(work.returned(trial), facts) for trial in emitted]
 
 
 # ---- one draft -----------------------------------------------------------------------------------
 
 
-def _score(run: _Run, name: str, work: Workload) -> None:
+def _score(run: _Run, name: str, work: Workload, plain: Server) -> None:
     """Score the texts that are not scored by the draft yet, and time steps of the draft."""
     folder, draft = run.folder, work.config.draft
     known = {trace.key for trace in folder.traces() if trace.draft == name}
     texts = [text for text in _texts(run, work) if text.request.key not in known]
-    if not texts:
-        return
     most = max(run.config.speculative_ks)
     if draft.spec.looks_up:
-        folder.add_traces(lookup_traces(texts, draft.kind, num_draft_tokens=most, draft_name=name))
+        if texts:
+            traces = lookup_traces(texts, draft.kind, num_draft_tokens=most, draft_name=name)
+            folder.add_traces(traces)
+        return
+    if not texts and any(timing.model == name for timing in folder.timings()):
         return
     thresholds = [p for p in run.config.p_min or () if p]
     # The threshold has its file asked for by `start_draft`
@@ -268,40 +295,47 @@ def _score(run: _Run, name: str, work: Workload) -> None:
     engine = work.adapter.start_draft(to_serve(folder, asked, slots=1))
     assert engine is not None  # a file
     with engine.open(0) as server:
+        _time_steps(run, name, work, {"draft": server, "target": plain})
         with progress(f"scoring the texts by {name}", len(texts)) as tick:
-            for text in texts:
-                trace: TextTrace
+            for start in range(0, len(texts), STORED_TOGETHER):
+                part = texts[start : start + STORED_TOGETHER]
                 if thresholds:
-                    ((trace, confidence),) = asked_confidences(
-                        [text],
+                    known = asked_confidences(
+                        part,
                         server,
                         draft_name=name,
                         num_draft_tokens=most,
                         least=min(thresholds),
                         among=work.adapter.spec.draft_top_k or 0,
+                        tick=tick,
                     )
-                    folder.add_confidences([confidence])
+                    folder.add_confidences([confidence for _, confidence in known])
+                    folder.add_traces([trace for trace, _ in known])
                 else:
-                    (trace,) = asked_traces([text], server, draft_name=name)
-                folder.add_traces([trace])
-                tick()
-        _time_steps(run, name, work, server)
+                    folder.add_traces(asked_traces(part, server, draft_name=name, tick=tick))
 
 
-def _time_steps(run: _Run, name: str, work: Workload, draft: Server) -> None:
-    """What a token of the draft by itself takes: that of a token which a threshold drops."""
-    shortest = min(work.prompts, key=lambda entry: len(entry.tokens))
-    asked = work.request(shortest, GREEDY, 0, 0).asked
-    samples: list[float] = []
-    for _ in range(3):
-        done = draft.generate(asked._replace(budget=1 + DRAFT_STEPS, cached=True))
-        if done.decode_s is not None and done.returned > 1:
-            samples.append(done.decode_s / (done.returned - 1))
-    if samples:
-        context = len(shortest.tokens)
-        made = StepTiming("draft", name, "step", 1, context, 1, tuple(samples))
-        others = [each for each in run.folder.timings() if each.model != name]
-        run.folder.write_timings([*others, made])
+def _time_steps(
+    run: _Run, name: str, work: Workload, servers: Mapping[Literal["draft", "target"], Server]
+) -> None:
+    """Time tokens of the draft by itself, as one that a threshold drops, next to the target's."""
+    entry = _of_long_text(run, work, 1 + DRAFT_STEPS)
+    asked = work.request(entry, GREEDY, 0, 0).asked
+    asked = asked._replace(budget=1 + DRAFT_STEPS, cached=True)
+    samples: dict[str, list[float]] = {role: [] for role in servers}
+    for _ in range(STEP_SAMPLES):
+        for role, server in servers.items():
+            done = server.generate(asked)
+            if done.decode_s is not None and done.returned > 1:
+                samples[role].append(done.decode_s / (done.returned - 1))
+    if not all(samples.values()):
+        return
+    made = [
+        StepTiming(role, model, "step", 1, len(entry.tokens), 1, tuple(samples[role]), beside=name)
+        for role, model in (("draft", name), ("target", work.config.model.name))
+    ]
+    others = [each for each in run.folder.timings() if each.beside != name]
+    run.folder.write_timings([*others, *made])
 
 
 def _time_rounds(run: _Run, name: str, work: Workload, plain: Server) -> None:
@@ -312,11 +346,17 @@ def _time_rounds(run: _Run, name: str, work: Workload, plain: Server) -> None:
     folder, k = run.folder, max(run.config.speculative_ks)
     first = stored_facts(folder).first_position
     lengths = timed_lengths(run.config.speculative_ks)
+    longest = max((len(text.tokens) for text in _texts(run, work)), default=0)
+    if longest < max(lengths):
+        raise UserError(
+            f"its rounds are timed on a text of {max(lengths)} tokens or more, and the longest has"
+            f" {longest}; give prompts with longer answers, or a smaller k"
+        )
     known = {timing.visit for timing in folder.rounds.read() if timing.draft == name}
     visits = [visit for visit in range(MOST_VISITS) if visit not in known]
     if len(known) >= VISITS:
         return
-    entry = _of_long_text(run, work, 1 + max(lengths))
+    entry = _of_long_text(run, work, first + max(lengths))
     with ExitStack() as stack:
         servers = {k: _open(run, stack, work, Role(k, rejects=True)), 0: plain}
         begun = monotonic()
@@ -329,22 +369,24 @@ def _time_rounds(run: _Run, name: str, work: Workload, plain: Server) -> None:
                     (task,) = work.tasks([ServerTask(Role(of_k), visit, entry, GREEDY, "rounds")])
                     request = replace(task.request, budget=count + first)
                     served = ask(server, request, visit, work.clock, cached=True)
-                    if served.completion.returned > first:
+                    if served.completion.stop_reason == "budget":  # else it drafted fewer tokens
                         made.append(served.rejected_rounds(server.facts, work.clock, name))
-                for line in made:  # a visit is stored whole
-                    folder.rounds.append(line)
+                folder.rounds.append(*made)  # a visit is stored whole
                 tick()
 
 
 def _of_long_text(run: _Run, work: Workload, enough: int) -> EncodedPrompt:
-    """The shortest prompt of those whose text has so many tokens."""
-    long = {
-        (trial.prompt_set, trial.prompt)
+    """The shortest prompt of those whose text has so many tokens, else that of the longest text."""
+    tokens = {
+        (trial.prompt_set, trial.prompt): len(trial.tokens or ())
         for trial in where(run.folder.trials.read(), status="ok", k=0)
-        if len(trial.tokens or ()) >= enough
     }
-    fit = [e for e in work.prompts if (e.prompt.prompt_set, e.prompt.id) in long]
-    return min(fit or work.prompts, key=lambda entry: len(entry.tokens))
+
+    def place(entry: EncodedPrompt) -> tuple[int, int]:
+        of_text = tokens.get((entry.prompt.prompt_set, entry.prompt.id), 0)
+        return -min(of_text, enough), len(entry.tokens)
+
+    return min(work.prompts, key=place)
 
 
 def _time_requests(run: _Run, name: str, work: Workload, plain: Server) -> None:
@@ -385,7 +427,8 @@ def _time_requests(run: _Run, name: str, work: Workload, plain: Server) -> None:
 def _measure_best(run: _Run, plain: Server) -> None:
     """Measure the best candidate next to plain decoding, in looks."""
     folder, ks = run.folder, run.folder.manifest.served_ks
-    if ks is None or not ks.chosen:
+    measured = any(trial.k for trial in folder.trials.read())
+    if ks is None or not ks.chosen or not measured:
         best = best_by_replay(load(folder.path))
         if best is None:
             return
@@ -394,7 +437,7 @@ def _measure_best(run: _Run, plain: Server) -> None:
     chosen = ks.chosen[0]
     assert chosen.draft is not None
     work = run.works.get(chosen.draft)
-    if work is None or ks.ended is not None or chosen.k is None:
+    if work is None or ks.ended in ("decided", "prompts") or chosen.k is None:
         return
     work = replace(work, config=replace(work.config, p_min=[chosen.p_min], k=[chosen.k]))
     order = in_random_order(work.prompts, work.config.seed)
@@ -405,33 +448,40 @@ def _measure_best(run: _Run, plain: Server) -> None:
     with ExitStack() as stack:
         try:
             servers = {PLAIN: plain, Role(chosen.k): _open(run, stack, work, Role(chosen.k))}
+            _look(run, work, order, servers, ks)
         except Broken as error:
-            _note_failure(run, chosen.draft, error)
-            return
-        begun, ended = monotonic(), None
-        for look in range(ks.made + 1, LOOKS + 1):
-            first, last = (math.ceil(len(order) * n / LOOKS) for n in (look - 1, look))
-            entries = [entry for each in order[first:last] for entry in each.turns]
-            _measure_part(run, work, entries, servers)
-            judge_greedy_texts(folder, work, servers)
-            ks = replace(ks, made=look)
-            decided = run.config.until == "decided"
-            if decided and served_audition_decided(load(folder.path), look):
-                ks = replace(ks, chosen=(replace(chosen, looks=look),))
-                ended = "decided"
-            elif look == LOOKS:
-                ended = "prompts"
-            elif (monotonic() - begun) / look > run.watch.left_s:
-                ended = "budget"
-            ks = replace(ks, ended=_ended(ended))
-            folder.note(served_ks=ks)
-            if ended is not None:
-                break
-            answer_so_far(folder, f"answer after look {look} of {LOOKS}")
+            _check_alive(work, plain)
+            _note_failure(run, chosen.draft, in_one_line(error))
 
 
-def _ended(ended: str | None) -> Ended | None:
-    return ended  # type: ignore[return-value]
+def _look(
+    run: _Run,
+    work: Workload,
+    order: Sequence[Conversation],
+    servers: Mapping[Role, Server],
+    ks: ServedKs,
+) -> None:
+    """Measure the prompts look by look, until they decide or the time is spent."""
+    folder, begun, before = run.folder, monotonic(), ks.made
+    for look in range(before + 1, LOOKS + 1):
+        first, last = (math.ceil(len(order) * n / LOOKS) for n in (look - 1, look))
+        entries = [entry for each in order[first:last] for entry in each.turns]
+        _measure_part(run, work, entries, servers)
+        judge_greedy_texts(folder, work, servers)
+        ended: Ended | None = None
+        decided = run.config.until == "decided"
+        if decided and served_audition_decided(load(folder.path), look):
+            ks = replace(ks, chosen=tuple(replace(each, looks=look) for each in ks.chosen))
+            ended = "decided"
+        elif look == LOOKS:
+            ended = "prompts"
+        elif (monotonic() - begun) / (look - before) > run.watch.left_s:
+            ended = "budget"
+        ks = replace(ks, made=look, ended=ended)
+        folder.note(served_ks=ks)
+        if ended is not None:
+            break
+        answer_so_far(folder, f"answer after look {look} of {LOOKS}")
 
 
 def _measure_part(

@@ -37,7 +37,7 @@ def timed_lengths(ks: Sequence[int]) -> list[int]:
     With n tokens left of its budget a server drafts n - 1 at most, so that a request of K + 1
     rounds has one of each number of tokens from K to 0.
     """
-    return [1, *(1 + k for k in sorted(ks)), max(ks) + LARGEST]
+    return [1, *(1 + k for k in sorted({1, *ks})), max(ks) + LARGEST]
 
 
 @dataclass(frozen=True)

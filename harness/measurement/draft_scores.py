@@ -219,7 +219,7 @@ def asked_confidences(
 ) -> list[tuple[TextTrace, DraftConfidence]]:
     """Ask a plain server of the draft for what `draft_confidences` computes, for greedy texts.
 
-    What `asked_traces` asks for comes with it.
+    The traces that `asked_traces` makes come with them.
 
     One request at each position of a text: of one token where the draft's is the text's, else of
     as many as a round may draft from there, off the text.

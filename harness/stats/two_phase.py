@@ -47,6 +47,7 @@ interval approach", 1989).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -215,6 +216,7 @@ def two_phase(
     prompts: Index | None = None,
     *,
     candidate: int | None = None,
+    alike: Sequence[bool] | None = None,
     looks: tuple[float, ...] = (1.0,),
     seed: int,
 ) -> TwoPhase | None:
@@ -228,6 +230,8 @@ def two_phase(
         prompts: [pair] the prompt's position in the workload; of a prompt that is none of it, a
             number of its own beyond these.
         candidate: its position in the workload; None for the best.
+        alike: [candidate] True where the pairs tell how its rounds' times err, since they were
+            timed with the named one's; None for all.
         looks: so far; pairs have their own.
         seed: of the draws.
     """
@@ -240,16 +244,24 @@ def two_phase(
         if len(set(prompts.tolist())) < MIN_MEASURED:
             return None
         price = _Price.of(pairs, prompts)
+        same = np.ones(len(scores)) if alike is None else np.array(alike, dtype=np.float64)
         errors = np.zeros((len(rounds), max(number, int(prompts.max()) + 1)))
         errors[:, :number] = rounds
-        errors[:, price.prompts] -= price.errors
-        without_price = (errors**2).sum(axis=1) - float(price.by_prompts.value)
-        prices, timing, looks = price.mean, price.variance, pairs.looks
+        errors[:, price.prompts] -= same[:, None] * price.errors
+        without_price = (errors**2).sum(axis=1) - same * float(price.by_prompts.value)
+        prices, timing, looks = same * price.mean, price.variance, pairs.looks
         of_prompts = Variance(np.maximum(without_price, 0.0), of_rounds.degrees)
-        # Of each candidate's price next to the named one's, whose own is known
-        parts = [of_prompts, timing, workload.timing_variance(named)]
+        # Of each candidate's price next to the named one's, whose own is known; of the others all
+        relative, whole = workload.timing_variance(named), workload.timing_variance()
+        own = Variance(
+            np.where(same > 0.0, relative.value, whole.value),
+            np.where(same > 0.0, relative.degrees, whole.degrees),
+        )
+        parts = [of_prompts, Variance(same * timing.value, timing.degrees + 0.0 * same), own]
         # What drift adds to errors that hold the scatter of the pairs already
-        covariance = errors @ errors.T + float(timing.value - price.by_prompts.value)
+        drift = float(timing.value - price.by_prompts.value)
+        by_timing = (1.0 - same)[:, None] * workload.timing_errors()[0]
+        covariance = errors @ errors.T + drift * np.outer(same, same) + by_timing @ by_timing.T
     else:  # errors of timing as the workload's visits and shared errors have them
         errors, of_prompts, prices = rounds, of_rounds, 0.0
         by_timing, own = workload.timing_errors()

@@ -213,8 +213,8 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
 # ---- every K and threshold -----------------------------------------------------------------------
 
 GRID_NOTE = (
-    "By replay and what rounds cost. What the measured one's took beyond that is in all of them;"
-    " none is corrected for having been chosen."
+    "By replay and what rounds cost. What the measured one's took beyond that is in all of its"
+    " draft; none is corrected for having been chosen."
 )
 
 
@@ -297,10 +297,11 @@ def targets_table(summaries: Sequence[Summary]) -> Table:
         first_s = answer.plain_s if first_s is None else first_s
         for row in summary.leaderboards[0].rows:
             named = row.draft is not None and (row.draft, row.k) == answer.named
+            named = named and row.p_min == answer.p_min
             speedup = fmt.bounded(answer if named else row)
             target = summary.run.model or ""
             rows.append(TargetRow(target, row, speedup, answer.plain_s, first_s))
-    several = len({row.target for row in rows}) > 1
+    several = sum(bool(summary.leaderboards) for summary in summaries) > 1
     return table("Every target with every draft", TARGETS, rows if several else [])
 
 
