@@ -189,9 +189,7 @@ def run_app(command: str) -> NoReturn:
     os.environ[FULL_ERROR] = "1"  # otherwise Hydra prints a traceback of its own for some errors
     try:
         with _signals():
-            typed = sys.argv[1:]
-            _refuse_undecoded(typed)
-            words = as_hydra_takes(command, typed)
+            words = as_hydra_takes(command, sys.argv[1:])
             options = {word for word in words if word.startswith("-")}
             if options and options <= HELP:
                 _print_help(command, [word for word in words if word not in HELP])
@@ -431,6 +429,7 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
         raise UserError(
             "hydra.run.dir: a run makes its own folder in results_root; give results_root=FOLDER"
         )
+    _refuse_undecoded(words)
     words = _each_target(words)
     schema = SCHEMAS[command]
     names = {

@@ -1079,13 +1079,13 @@ class AuditionConfig(ModelsConfig):
     engine: str | None = _engine()
     p_min: list[float] | None = key(
         None,
-        "with model=FILE.gguf: a draft ends at a token below this probability; 0: none",
+        "of files: a draft ends at a token below this probability",
         example="[0,0.5,0.75,0.9]",
         least=0,
         most=0.999,
         distinct=True,
     )
-    flags: list[str] = key([], "with model=FILE.gguf: further flags of the servers")
+    flags: list[str] = key([], "of files: further flags of the servers")
     traces_from: str | None = key(
         None, "a run whose texts, scores and other keys are used", path=True
     )
