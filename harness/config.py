@@ -1114,7 +1114,7 @@ class AuditionConfig(ModelsConfig):
         Fills in what is measured.
         """
         if self.on_servers:
-            self._check_served()
+            _check_served(self)
         elif self.p_min is not None or self.flags:
             name = "flags" if self.p_min is None else f"p_min={self.p_min}"
             raise UserError(
@@ -1122,7 +1122,7 @@ class AuditionConfig(ModelsConfig):
             )
         self.until = _checked_until(self)
         super().check()
-        self._check_sources()
+        _check_sources(self)
         if self.drafts is None:
             self.drafts = [self.draft.name] if self.draft else [*EMBEDDED_DRAFTS]
         elif self.draft and not {OWN_DRAFT, self.draft.name} & {*self.drafts}:
@@ -1149,69 +1149,71 @@ class AuditionConfig(ModelsConfig):
             return "traces_from, where every score is known"
         return None
 
-    def _check_served(self) -> None:
-        """Refuse what is not of an audition on servers; fill in its grid."""
-        self.engine = self.engine or "llamacpp"
-        if not ENGINES[self.engine].reads_gguf:
-            raise UserError(
-                f"engine={self.engine}: {self.model.where} is a GGUF file, which llamacpp serves;"
-                " leave engine out, or give a checkpoint"
-            )
-        if AUTO_DRAFTS in (self.drafts or ()):
-            raise UserError(
-                f"drafts=[{AUTO_DRAFTS}]: of checkpoints; name GGUF files next to"
-                f" {self.model.where}, as drafts=[A.gguf,ngram_simple]"
-            )
-        default = AuditionConfig()
-        if self.temperature == default.temperature:
-            self.temperature = [0.0]
-        if any(self.temperature):
-            raise UserError(
-                f"temperature={self.temperature}: drafts on servers are compared at 0; give"
-                " temperature=[0], and measure one at others with harness.server"
-            )
-        if self.k == default.k:
-            self.k = [*SERVED_KS]
-        if self.p_min is None:
-            self.p_min = [*SERVED_THRESHOLDS]
-        if self.new_tokens is None:  # each draft scores every token by itself
-            self.new_tokens = 64
-        names = ("texts_from", "traces_from", "latency_from", "latency.measure")
-        names = (*names, "latency.target_ms", "latency.draft_ms")
-        for name in names:
-            group, _, inner = name.rpartition(".")
-            if getattr(getattr(self, group) if group else self, inner):
-                raise UserError(f"{name}: not with {self.model.where}, whose servers are timed")
 
-    def _check_sources(self) -> None:
-        """Refuse what does not go with texts, scores and times from elsewhere."""
-        given = [n for n in ("texts_from", "traces_from") if getattr(self, n)]
-        timed = self.latency.target_ms is not None or self.latency_from is not None
-        for draft in map(split_draft, self.drafts or ()):
-            if draft.id is not None and draft.id.startswith(("http://", "https://")):
-                raise UserError(
-                    f"drafts: {draft.name}: a server's address; drafts are scored here, give"
-                    " name@folder-or-hub-id (texts_from= takes the target's texts from a server)"
-                )
-        if self.texts_from is not None:
-            check_address("texts_from", self.texts_from)
-            if self.decode.stop_strings:
-                raise UserError("texts_from: not with decode.stop_strings, which a server may cut")
-        if len(given) > 1:
-            raise UserError("texts_from and traces_from: give one of the two")
-        if given and given != ["traces_from"] and not timed:
+def _check_served(config: AuditionConfig) -> None:
+    """Refuse what is not of an audition on servers; fill in its grid."""
+    config.engine = config.engine or "llamacpp"
+    if not ENGINES[config.engine].reads_gguf:
+        raise UserError(
+            f"engine={config.engine}: {config.model.where} is a GGUF file, which llamacpp serves;"
+            " leave engine out, or give a checkpoint"
+        )
+    if AUTO_DRAFTS in (config.drafts or ()):
+        raise UserError(
+            f"drafts=[{AUTO_DRAFTS}]: of checkpoints; name GGUF files next to"
+            f" {config.model.where}, as drafts=[A.gguf,ngram_simple]"
+        )
+    default = AuditionConfig()
+    if config.temperature == default.temperature:
+        config.temperature = [0.0]
+    if any(config.temperature):
+        raise UserError(
+            f"temperature={config.temperature}: drafts on servers are compared at 0; give"
+            " temperature=[0], and measure one at others with harness.server"
+        )
+    if config.k == default.k:
+        config.k = [*SERVED_KS]
+    if config.p_min is None:
+        config.p_min = [*SERVED_THRESHOLDS]
+    if config.new_tokens is None:  # each draft scores every token by itself
+        config.new_tokens = 64
+    names = ("texts_from", "traces_from", "latency_from", "latency.measure")
+    names = (*names, "latency.target_ms", "latency.draft_ms")
+    for name in names:
+        group, _, inner = name.rpartition(".")
+        if getattr(getattr(config, group) if group else config, inner):
+            raise UserError(f"{name}: not with {config.model.where}, whose servers are timed")
+
+
+def _check_sources(config: AuditionConfig) -> None:
+    """Refuse what does not go with texts, scores and times from elsewhere."""
+    given = [n for n in ("texts_from", "traces_from") if getattr(config, n)]
+    timed = config.latency.target_ms is not None or config.latency_from is not None
+    for draft in map(split_draft, config.drafts or ()):
+        if draft.id is not None and draft.id.startswith(("http://", "https://")):
             raise UserError(
-                f"{given[0]}: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
-                " or latency_from=RUN"
+                f"drafts: {draft.name}: a server's address; drafts are scored here, give"
+                " name@folder-or-hub-id (texts_from= takes the target's texts from a server)"
             )
-        if self.latency.measure and self.traces_from is None:
-            raise UserError("latency.measure: with traces_from=RUN only; else steps are timed")
-        if self.latency.measure and timed:
-            raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
-        if self.decode.repetition_penalty not in (None, 1.0):
-            given.append("decode.repetition_penalty")
-        if self.decode.stop != "none" and given:
-            raise UserError(f"decode.stop={self.decode.stop}: not with {given[0]}; leave one out")
+    if config.texts_from is not None:
+        check_address("texts_from", config.texts_from)
+        if config.decode.stop_strings:
+            raise UserError("texts_from: not with decode.stop_strings, which a server may cut")
+    if len(given) > 1:
+        raise UserError("texts_from and traces_from: give one of the two")
+    if given and given != ["traces_from"] and not timed:
+        raise UserError(
+            f"{given[0]}: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
+            " or latency_from=RUN"
+        )
+    if config.latency.measure and config.traces_from is None:
+        raise UserError("latency.measure: with traces_from=RUN only; else steps are timed")
+    if config.latency.measure and timed:
+        raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
+    if config.decode.repetition_penalty not in (None, 1.0):
+        given.append("decode.repetition_penalty")
+    if config.decode.stop != "none" and given:
+        raise UserError(f"decode.stop={config.decode.stop}: not with {given[0]}; leave one out")
 
 
 @dataclass

@@ -519,8 +519,7 @@ class ResultRow:
 
     `speedup` of a measured row is baseline ms_per_token / this row's, over the same prompts; of a
     theory row it is the formula's prediction from this run's step times. `engine` is "own" for the
-    harness's loop, else the server's name; `concurrency` is the number of requests side by side;
-    `p_min` is the probability below which a token ended its draft.
+    harness's loop, else the server's name; `concurrency` is the number of requests side by side.
     """
 
     model: str | None = None
@@ -557,7 +556,6 @@ class ResultRow:
     peak_memory_bytes: int | None = None
     engine: str = "own"
     concurrency: int = 1
-    p_min: float | None = None
 
 
 ServerClock = Literal["engine", "cpu"]

@@ -291,7 +291,6 @@ def _row(
         speedup_lo=speedup_lo,
         speedup_hi=speedup_hi,
         breakeven_alpha=latency.rounds.break_even_alpha(name.k),
-        p_min=name.p_min or None,
     )
 
 

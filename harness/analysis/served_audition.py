@@ -11,6 +11,7 @@ What is stored of one draft, with the plain server's requests, is what a server 
 stores (`of_draft`), and is read as that is.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -44,7 +45,7 @@ from harness.analysis.verdict import Candidate, Evidence, MeasuredPairs, closed
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.engine_facts.draft_kinds import DRAFTS, looks_up
 from harness.engine_facts.engines import spec_of
-from harness.records import GREEDY, Failure, ResultRow, Trial, where
+from harness.records import GREEDY, Failure, ResultRow, Trial, grouped, where
 from harness.stats.two_phase import MIN_MEASURED, Pairs, look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
@@ -349,13 +350,26 @@ def analyse_served_audition(setup: Setup) -> Summary:
 def _results(
     setup: Setup, predicted: Predicted | None, chosen: ChosenK | None
 ) -> Iterator[ResultRow]:
-    """Rows of what was measured, by prompt set, and of what is predicted of every candidate."""
+    """Rows of what was measured, by prompt set, and of what is predicted of each draft and K.
+
+    Of the measured draft and K they are at its threshold, of others at their best.
+    """
     if chosen is not None and chosen.draft is not None:
         server = timed_server(served_texts(of_draft(setup, chosen.draft, chosen)))
-        for row in served_rows(server).measured:
-            yield replace(row, p_min=chosen.p_min or None) if row.k else row
-    if predicted is not None:
-        yield from replayed_rows(predicted, model=setup.model)
+        yield from served_rows(server).measured
+    if predicted is None:
+        return
+    gains = predicted.evidence.speedups(setup.weights)
+    if chosen is not None and chosen.draft is not None:
+        gains[Candidate(chosen.draft, chosen.k or 0, chosen.p_min)] = math.inf
+    replays = predicted.replays
+    best = {
+        max(some, key=lambda name: gains.get(name, 0.0))
+        for some in grouped(replays.candidates, lambda name: (name.draft, name.k)).values()
+    }
+    kept = {name: counts for name, counts in replays.candidates.items() if name in best}
+    shown = Predicted(replace(replays, candidates=kept), predicted.latencies)
+    yield from replayed_rows(shown, model=setup.model)
 
 
 def _memory(setup: Setup, predicted: Predicted | None) -> Iterator[DraftMemory]:

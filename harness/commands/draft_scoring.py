@@ -236,13 +236,11 @@ def _measure_draft(
 ) -> DraftResult:
     """One draft's scores, look after look, and its step times, which are stored, unless `timed`.
 
-    Of the visits that time its rounds, which are stored in the folder, half of a look's come before
-    its scores, half after. Those of a model draft wait for its first scores, and as long as it
-    loses by these whatever its rounds cost.
+    Of the visits that time its rounds half of a look's come before its scores, half after. Those of
+    a model draft wait for its first scores, and as long as it loses whatever its rounds cost.
 
     Args:
-        folder: what it has of the draft is not made again.
-        timed: whether the folder has its step times.
+        timed: whether the folder has its step times; what it has is not made again.
         share_s: seconds after which no further look is begun.
         takes_turns: as of `visits_of_draft`; then all of these visits come early.
     """
@@ -275,16 +273,14 @@ def _measure_draft(
                 visits.reach(min(visits.most, math.ceil(pace * look)))
             if not texts or look == len(looks):
                 continue
-            if slower := slower_than(draft.run, draft.all_traces, conf.name, look):
-                prompts = len(target.conversations)
-                dropped = Dropped(prompts_at(prompts, look), prompts, slower)
+            if dropped := draft.loses(look):
                 break
         untimed = waits and (dropped is not None or draft.cannot_pay(surely=True))
         if waits and not untimed:
             visits.reach(visits.most)
         sure = [] if dropped else pair.confidences(texts, config)
-        described = described_draft(conf, pair.draft_entry)  # how its texts were batched, too
-        return DraftResult(draft.traces, draft.scoring_s, described, sure, dropped, untimed)
+        entry = described_draft(conf, pair.draft_entry)  # how its texts were batched, too
+        return DraftResult(draft.traces, draft.scoring_s, entry, sure, dropped, untimed)
     finally:
         pair.target_model.keep_states(())
 
@@ -319,6 +315,12 @@ class _Draft:
         own = {} if self.entry is None else {self.conf.name: self.entry}
         models = {**run.manifest.models, **own}
         return replace(run, manifest=run.manifest.updated(models=models))
+
+    def loses(self, look: int) -> Dropped | None:
+        """The place where it is dropped, and what it loses to; None where it is not."""
+        slower = slower_than(self.run, self.all_traces, self.conf.name, look)
+        prompts = len(self.pair.conversations)
+        return Dropped(prompts_at(prompts, look), prompts, slower) if slower else None
 
     def cannot_pay(self, *, surely: bool) -> bool:
         """True where it loses whatever its rounds cost."""

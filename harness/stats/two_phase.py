@@ -220,18 +220,14 @@ def two_phase(
     looks: tuple[float, ...] = (1.0,),
     seed: int,
 ) -> TwoPhase | None:
-    """Judge one candidate on all prompts of a workload.
-
-    None where there are too few prompts for an interval, replayed or measured.
+    """Judge one candidate on all prompts of a workload; None with too few, replayed or measured.
 
     Args:
         workload: seconds of every candidate, predicted from replayed rounds where there are pairs.
         pairs: of one of them, which was chosen on this workload or on one that holds it.
-        prompts: [pair] the prompt's position in the workload; of a prompt that is none of it, a
-            number of its own beyond these.
+        prompts: [pair] the prompt's position in the workload, or a number of its own beyond.
         candidate: its position in the workload; None for the best.
-        alike: [candidate] True where the pairs tell how its rounds' times err, since they were
-            timed with the named one's; None for all.
+        alike: [candidate] True where its rounds were timed with the named one's; None for all.
         looks: so far; pairs have their own.
         seed: of the draws.
     """
@@ -245,23 +241,13 @@ def two_phase(
             return None
         price = _Price.of(pairs, prompts)
         same = np.ones(len(scores)) if alike is None else np.array(alike, dtype=np.float64)
-        errors = np.zeros((len(rounds), max(number, int(prompts.max()) + 1)))
-        errors[:, :number] = rounds
-        errors[:, price.prompts] -= same[:, None] * price.errors
+        errors = _errors_beside(rounds, prompts, price, same)
         without_price = (errors**2).sum(axis=1) - same * float(price.by_prompts.value)
         prices, timing, looks = same * price.mean, price.variance, pairs.looks
         of_prompts = Variance(np.maximum(without_price, 0.0), of_rounds.degrees)
-        # Of each candidate's price next to the named one's, whose own is known; of the others all
-        relative, whole = workload.timing_variance(named), workload.timing_variance()
-        own = Variance(
-            np.where(same > 0.0, relative.value, whole.value),
-            np.where(same > 0.0, relative.degrees, whole.degrees),
-        )
-        parts = [of_prompts, Variance(same * timing.value, timing.degrees + 0.0 * same), own]
-        # What drift adds to errors that hold the scatter of the pairs already
-        drift = float(timing.value - price.by_prompts.value)
-        by_timing = (1.0 - same)[:, None] * workload.timing_errors()[0]
-        covariance = errors @ errors.T + drift * np.outer(same, same) + by_timing @ by_timing.T
+        measured = Variance(same * timing.value, timing.degrees + 0.0 * same)
+        parts = [of_prompts, measured, _timing_beside(workload, named, same)]
+        covariance = errors @ errors.T + _drift_beside(workload, price, same)
     else:  # errors of timing as the workload's visits and shared errors have them
         errors, of_prompts, prices = rounds, of_rounds, 0.0
         by_timing, own = workload.timing_errors()
@@ -283,6 +269,35 @@ def two_phase(
         measured=pairs is not None,
         seed=seed,
     )
+
+
+def _errors_beside(rounds: Array, prompts: Index, price: "_Price", same: Array) -> Array:
+    """The errors of log speedups by prompt, [candidate, prompt], those of measured prices too."""
+    number = rounds.shape[1]
+    errors = np.zeros((len(rounds), max(number, int(prompts.max()) + 1)))
+    errors[:, :number] = rounds
+    errors[:, price.prompts] -= same[:, None] * price.errors
+    return errors
+
+
+def _drift_beside(workload: Workload, price: "_Price", same: Array) -> Array:
+    """The covariance that drift adds to errors which hold the scatter of the pairs already.
+
+    Of those that the pairs do not price it is that of their own round times.
+    """
+    drift = float(price.variance.value - price.by_prompts.value)
+    by_timing = (1.0 - same)[:, None] * workload.timing_errors()[0]
+    return drift * np.outer(same, same) + by_timing @ by_timing.T
+
+
+def _timing_beside(workload: Workload, named: int, same: Array) -> Variance:
+    """The variance of each candidate's price, [candidate].
+
+    Next to the named one's, whose own is measured, where it was timed with it; else all of it.
+    """
+    relative, whole = workload.timing_variance(named), workload.timing_variance()
+    pairs = zip(relative, whole, strict=True)
+    return Variance(*(np.where(same > 0.0, one, other) for one, other in pairs))
 
 
 def _of(variances: Variance, candidate: int) -> Variance:
