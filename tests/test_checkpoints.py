@@ -152,7 +152,10 @@ def truncated(folder: Path) -> None:
         (truncated, "damaged or cut short.*download or save it again"),
         (partial(configure, num_hidden_layers=1), r"config\.json cannot be used \(`num_hid"),
         (partial(configure, dtype="float33"), r"cannot be loaded \(.*'float33'\); save"),
-        (partial(configure, text_config={"model_type": "qwen3"}), r"cannot be loaded \('dict' object"),
+        (
+            partial(configure, text_config={"model_type": "qwen3"}),
+            r"cannot be loaded \('dict' object",
+        ),
         (partial(configure, pad_token_id=5000), r"cannot be loaded \(Padding_idx"),
         (of_an_unknown_end, r"cannot be loaded \(.*'stop'\)"),
         (without_a_tokenizer, "no tokenizer in this folder; add tokenizer.json"),

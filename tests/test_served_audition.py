@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runs import EXACT_FLAGS, analysed, needs_llamacpp, outcome_of, stored
+from runs import EXACT_FLAGS, FROZEN, analysed, needs_llamacpp, outcome_of, stored
 
 from harness.analysis import analyse
 from harness.analysis.round_costs import Latency, ServedTimes
@@ -23,7 +23,8 @@ from harness.commands.served_audition_plan import AuditionTime, memory_line, tim
 from harness.models.embedded import EMBEDDED, gguf_of
 from harness.records import UserError, where
 from harness.reporting.tables.leaderboard import targets_table, threshold_table
-from harness.storage import StoredRun
+from harness.storage import StoredRun, load
+from harness.storage.manifest import IneligibleDraft
 from harness.theory.speedup import RoundTimes
 
 TARGET, GOOD, SMALL, UNRELATED = (
@@ -201,6 +202,17 @@ def test_two_servers_that_do_not_fit_the_memory_are_refused(
     config = compose("audition", [f"model={TARGET}", f"drafts=[{GOOD}]"])
     with pytest.raises(UserError, match=r"two servers side by side take about .* are free; take"):
         memory_line(config, draft_confs(config))
+
+
+def test_a_draft_that_does_not_fit_is_named_with_its_reason() -> None:
+    run = load(FROZEN / "audition_files")
+    notes = replace(run.manifest.audition, not_eligible=(IneligibleDraft("other", "too long"),))
+    asked = {**run.config, "drafts": [*run.config["drafts"], "other.gguf"]}
+    changed = replace(run, config=asked, manifest=replace(run.manifest, audition=notes))
+    summary = analyse(changed)
+    assert [(each.where, each.error) for each in summary.ineligible] == [("other", "too long")]
+    assert summary.run.not_scored == ("other",)
+    assert not summary.failures
 
 
 def test_models_are_one_run_each() -> None:

@@ -320,7 +320,8 @@ def analyse_served_audition(setup: Setup) -> Summary:
     lacking = tuple(name for name in names if name not in ranked)
     facts = run_facts(setup, results)
     failed = failures(setup)
-    explained = {*ranked, *(each.where for each in (*failed, *notes.not_eligible))}
+    explained = {*ranked, *(each.where for each in failed)}
+    explained |= {each.draft for each in notes.not_eligible}
     timed = {each.draft for each in (*setup.run.rounds, *setup.run.probes)}
     failed += tuple(
         Failure(name, NO_COSTS) for name in names if name in timed and name not in explained

@@ -322,7 +322,7 @@ def _time_steps(
     entry = _of_long_text(run, work, 1 + DRAFT_STEPS)
     asked = work.request(entry, GREEDY, 0, 0).asked
     asked = asked._replace(budget=1 + DRAFT_STEPS, cached=True)
-    samples: dict[str, list[float]] = {role: [] for role in servers}
+    samples: dict[Literal["draft", "target"], list[float]] = {role: [] for role in servers}
     for _ in range(STEP_SAMPLES):
         for role, server in servers.items():
             done = server.generate(asked)
@@ -330,9 +330,10 @@ def _time_steps(
                 samples[role].append(done.decode_s / (done.returned - 1))
     if not all(samples.values()):
         return
+    models = {"draft": name, "target": work.config.model.name}
     made = [
-        StepTiming(role, model, "step", 1, len(entry.tokens), 1, tuple(samples[role]), beside=name)
-        for role, model in (("draft", name), ("target", work.config.model.name))
+        StepTiming(role, models[role], "step", 1, len(entry.tokens), 1, tuple(some), beside=name)
+        for role, some in samples.items()
     ]
     others = [each for each in run.folder.timings() if each.beside != name]
     run.folder.write_timings([*others, *made])

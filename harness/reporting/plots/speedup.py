@@ -88,8 +88,9 @@ def _of_few_prompts(summary: Summary, row: ResultRow) -> bool:
     """True of a K that was not chosen, which was to run on fewer prompts than plain decoding."""
     cell = {"prompt_set": row.prompt_set, "temperature": row.temperature}
     plain = first(summary.alone, source=row.source, k=0, **cell)
-    asked = row.status == "complete" and plain is not None
-    return asked and (row.prompts or 0) < (plain.prompts or 0)
+    if row.status != "complete" or plain is None:
+        return False
+    return (row.prompts or 0) < (plain.prompts or 0)
 
 
 def _predicted(summary: Summary) -> list[ResultRow]:
