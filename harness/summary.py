@@ -207,8 +207,9 @@ class Answer:
 
     @property
     def by_k(self) -> tuple[CandidateSpeedup, ...]:
-        """The speedups of the named draft, by K."""
-        of_draft = (each for each in self.candidates if each.draft == self.named[0])
+        """The speedups of the named draft at the named threshold, by K."""
+        name = self.named[0], self.p_min or self.reason_values.get("p_min")
+        of_draft = (each for each in self.candidates if (each.draft, each.p_min) == name)
         return tuple(sorted(of_draft, key=lambda each: each.k))
 
     @property

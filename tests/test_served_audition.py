@@ -243,3 +243,22 @@ def test_the_table_of_thresholds_has_every_candidate_once() -> None:
     shown = [cell for title in ("K=1", "K=4", "K=8") for cell in table.column(title)]
     assert sum(cell.value is not None for cell in shown) == len(answer.candidates)
     assert not threshold_table(analysed("audition")).rows
+
+
+def test_before_anything_is_measured_each_draft_has_its_best_alone() -> None:
+    run = load(FROZEN / "audition_files")
+    summary = analyse(replace(run, manifest=replace(run.manifest, served_ks=None)))
+    answer = summary.headline
+    assert answer is not None
+    assert answer.source == "replayed"
+    assert len(answer.candidates) == summary.run.ranked
+    if answer.speedup_lo is not None:
+        assert answer.speedup_lo <= (answer.speedup or 0.0) <= (answer.speedup_hi or 0.0)
+
+
+def test_the_prediction_that_is_quoted_is_that_of_the_measured_threshold() -> None:
+    answer = analysed("audition_files").headline
+    assert answer is not None
+    assert len({each.k for each in answer.by_k}) == len(answer.by_k)
+    assert {each.p_min for each in answer.by_k} == {answer.p_min}
+    assert "measured" in {each.source for each in answer.by_k}

@@ -53,7 +53,11 @@ class Question:
         k = decided.named[1]
         known: Source = self.source
         candidates = tuple(
-            replace(each, source=known if each.source == "measured" else "replayed")
+            replace(
+                each,
+                source=known if each.source == "measured" else "replayed",
+                p_min=each.p_min or self.p_min or None,
+            )
             for each in decided.candidates
         )
         fewest = min(self.visits.values(), key=lambda visits: visits.timed, default=None)

@@ -29,6 +29,8 @@ LOOKUP_PROMPTS, LOOKUP_KS = 4, 2
 OFF_TEXT = 0.5
 # A server's memory / the bytes of its files
 OVERHEAD = 1.2
+# Seconds that a server takes to start at least, and a request besides its tokens
+LEAST_START_S, REQUEST_S = 1.5, 0.006
 
 
 def timed_lengths(ks: Sequence[int]) -> list[int]:
@@ -100,7 +102,8 @@ def audition_time(
         if pair.draft.spec.looks_up:
             few = sorted(lengths)[:LOOKUP_PROMPTS]
             each_s = sum(target.request_s(length, 1.5 * new) for length in few)
-            drafts[name] = LOOKUP_KS * target.start_s + (1 + LOOKUP_KS) * each_s
+            started = LOOKUP_KS * max(LEAST_START_S, target.start_s)
+            drafts[name] = started + (1 + LOOKUP_KS) * each_s
             continue
         pace = machine_pace(replace(pair, model=_as_target(pair.draft)))
         assert pace is not None
@@ -108,8 +111,12 @@ def audition_time(
         scored = sum(pace.request_s(length, steps) for length in lengths)
         timed = timed_lengths(config.speculative_ks)
         rounds = VISITS * sum(_rounds_s(target, pace, n, config) for n in timed)
-        drafts[name] = 2.0 * pace.start_s + target.start_s + scored + rounds
-    return AuditionTime(target.start_s + texts_s(target), drafts, 2.0 * texts_s(target))
+        starts = sum(max(LEAST_START_S, each) for each in (pace.start_s, target.start_s))
+        asked = REQUEST_S * steps * len(lengths)
+        drafts[name] = pace.start_s + starts + scored + asked + rounds
+    started = max(LEAST_START_S, target.start_s)
+    measuring = started + 2.0 * (texts_s(target) + REQUEST_S * len(lengths))
+    return AuditionTime(started + texts_s(target), drafts, measuring)
 
 
 def _as_target(draft: ModelConf) -> ModelConf:

@@ -304,9 +304,9 @@ def _interval_spans_one(entry: Answer, values: Quoted) -> str:
 
 
 def _prompts_needed(values: Quoted) -> str:
-    """The prompts that would decide, as "300 (150 measured)"."""
+    """The prompts that would decide, as "300, 150 of them measured,"."""
     needed, pairs = values["prompts_needed"], values.get("pairs_needed")
-    return f"{needed:,}" if pairs is None else f"{needed:,} ({pairs:,} measured)"
+    return f"{needed:,}" if pairs in (None, needed) else f"{needed:,}, {pairs:,} of them measured,"
 
 
 def _timing_noise(entry: Answer, values: Quoted) -> str:
