@@ -1106,7 +1106,8 @@ class AuditionConfig(ModelsConfig):
         """The command, its drafts and their target, or the auditions whose cards are ranked."""
         if self.combine:
             return f"ranking the cards of {len(self.combine)} auditions"
-        return f"{command} of {', '.join(self.drafts or [])} for {self.model.name}"
+        names = ", ".join(split_draft(entry).name for entry in self.drafts or [])
+        return f"{command} of {names} for {self.model.name}"
 
     def check(self) -> None:
         """A single draft is the only one, or one that `drafts` names; texts have one source.
