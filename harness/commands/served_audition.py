@@ -211,8 +211,7 @@ def _open(run: _Run, stack: ExitStack, work: Workload, role: Role) -> Server:
         check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
         if not role.rejects:
             note_engine(run.folder, work, server)
-        shortest = min(work.prompts, key=lambda entry: len(entry.tokens))
-        asked = work.request(shortest, GREEDY, role.k, 0).asked
+        asked = work.request(work.shortest, GREEDY, role.k, 0).asked
         server.generate(asked._replace(budget=min(4, work.config.new_tokens)))
     return server
 
@@ -230,8 +229,7 @@ def _note_failure(run: _Run, name: str, error: str | None) -> None:
 
 def _check_alive(work: Workload, plain: Server) -> None:
     """Raise where the plain server does not answer: nothing can be compared any more."""
-    shortest = min(work.prompts, key=lambda entry: len(entry.tokens))
-    plain.generate(work.request(shortest, GREEDY, 0, 0).asked._replace(budget=1))
+    plain.generate(work.request(work.shortest, GREEDY, 0, 0).asked._replace(budget=1))
 
 
 # ---- the target's texts --------------------------------------------------------------------------
@@ -300,7 +298,7 @@ def _score(run: _Run, name: str, work: Workload, plain: Server) -> None:
             for start in range(0, len(texts), STORED_TOGETHER):
                 part = texts[start : start + STORED_TOGETHER]
                 if thresholds:
-                    known = asked_confidences(
+                    scores = asked_confidences(
                         part,
                         server,
                         draft_name=name,
@@ -309,8 +307,8 @@ def _score(run: _Run, name: str, work: Workload, plain: Server) -> None:
                         among=work.adapter.spec.draft_top_k or 0,
                         tick=tick,
                     )
-                    folder.add_confidences([confidence for _, confidence in known])
-                    folder.add_traces([trace for trace, _ in known])
+                    folder.add_confidences([confidence for _, confidence in scores])
+                    folder.add_traces([trace for trace, _ in scores])
                 else:
                     folder.add_traces(asked_traces(part, server, draft_name=name, tick=tick))
 

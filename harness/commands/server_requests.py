@@ -149,6 +149,11 @@ class Workload:
         """The prompt of median length."""
         return sorted(self.prompts, key=lambda entry: len(entry.tokens))[len(self.prompts) // 2]
 
+    @property
+    def shortest(self) -> EncodedPrompt:
+        """The shortest prompt."""
+        return min(self.prompts, key=lambda entry: len(entry.tokens))
+
     def describe(self, known: Manifest | None) -> Described:
         """The manifest's entries of a run; models that are `known`, and not here, are left out."""
         if self.pair is not None:

@@ -289,8 +289,7 @@ def settle_threads(folder: RunFolder, work: Workload) -> None:
     cores = psutil.cpu_count(logical=False) or 1
     counts = sorted({1, max(1, cores // 2), cores})
     # What it reads hardly matters for what each token takes, and long prompts take long
-    shortest = min(work.prompts, key=lambda entry: len(entry.tokens))
-    asked = work.request(shortest, GREEDY, 0, 0).asked._replace(seed=0, budget=TRIED_TOKENS)
+    asked = work.request(work.shortest, GREEDY, 0, 0).asked._replace(seed=0, budget=TRIED_TOKENS)
     seconds: dict[int, float] = {}
     with progress("choosing the servers' threads", len(counts)) as tick:
         for count in counts:

@@ -99,12 +99,16 @@ def _drafting(files: str = "") -> Callable[[PairToServe], str]:
     return line
 
 
+def _notes_of_a_lookup(pair: PairToServe) -> Sequence[str]:
+    return () if pair.of_files else ("TARGET.gguf stands for your conversion.",)
+
+
 def _notes_of_a_model(pair: PairToServe) -> Sequence[str]:
     files = (
         f"TARGET.gguf and DRAFT.gguf stand for your conversions of {pair.target} and"
         f" {pair.draft}; quantised weights accept differently."
     )
-    if pair.target.endswith(".gguf"):
+    if pair.of_files:
         return ()
     if pair.temperature == 0 or pair.synthetic or pair.rule == "ratio":
         return (files,)
@@ -155,9 +159,7 @@ SPEC = EngineSpec(
             " that many tokens, this run the first of them or of one token; draft=ngram_simple"
             " drafts as it does.",
         ),
-        **dict.fromkeys(
-            SIMPLE, ServingLine(_drafting(), "TARGET.gguf stands for your conversion.")
-        ),
+        **dict.fromkeys(SIMPLE, ServingLine(_drafting(), more=_notes_of_a_lookup)),
         "ngram_mod": ServingLine(
             _drafting(),
             "TARGET.gguf stands for your conversion. What it drafts depends on requests before, so"

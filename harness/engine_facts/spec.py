@@ -106,6 +106,11 @@ class PairToServe:
     p_min: float = 0.0  # the probability below which a draft's token ends its draft; 0: none
 
     @property
+    def of_files(self) -> bool:
+        """True of GGUF files, which the command names as they are."""
+        return self.target.endswith(".gguf")
+
+    @property
     def weights(self) -> str | None:
         """The draft's checkpoint; None where it has none of its own."""
         own = DRAFTS[self.kind].has_own_checkpoint(self.draft, self.target)

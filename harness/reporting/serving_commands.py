@@ -408,7 +408,7 @@ def _without_draft(engine: EngineSpec, served: PairToServe, title: str) -> Snipp
     """The command that serves the target without a draft."""
     code = engine.plain(served)
     file = f"TARGET.gguf stands for your conversion of {served.target}."
-    notes = (file,) if engine.reads_gguf and not served.target.endswith(".gguf") else ()
+    notes = (file,) if engine.reads_gguf and not served.of_files else ()
     return Snippet(f"{title}, without a draft", code, notes, engine.language)
 
 
