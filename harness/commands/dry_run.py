@@ -116,18 +116,15 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     tasks = sweep_tasks(planned_turns(prompts, config), config)
     generations, looks = f"{tasks.count} (repetitions={config.repetitions})", Rows()
     if config.until == "decided":
-        generations = f"at most {generations}, {len(tasks.texts)} of them in batches"
-        others = f"; the other K on {PROMPTS_OF_EVERY_K} prompts of each set" if ks[2:] else ""
+        generations = (
+            f"at most {generations}, {len(tasks.texts)} of them in batches; short texts again for"
+            f" {CELL_S:g} s of each cell, at most {tasks.repeats:,}"
+        )
         measured = most_measured(len(prompts))
-        looks["measured"] = (
-            f"{fmt.number_of(len(prompts), 'prompt', 'prompts')} plainly, in batches, and replayed;"
-            " then the K that is best by replay next to plain decoding, in at most"
-            f" {fmt.number_of(min(LOOKS, measured), 'look', 'looks')} of"
-            f" {prompts_at(measured, 1)}{others}"
-        )
-        looks["short texts again"] = (
-            f"at most {tasks.repeats:,} more generations, for {CELL_S:g} s of each cell"
-        )
+        others = f"; other K: {PROMPTS_OF_EVERY_K} prompts of each set" if ks[2:] else ""
+        number = fmt.number_of(min(LOOKS, measured), "look", "looks")
+        of_each = fmt.number_of(prompts_at(measured, 1), "prompt", "prompts")
+        looks["measured"] = f"the best K by replay, in at most {number} of {of_each}{others}"
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
         "temperature": listed(config.temperature),
@@ -208,8 +205,11 @@ def _time_here(config: ServerConfig, turns: Sequence[EncodedPrompt], *, syntheti
     if pace is None:
         return {}
     whole = everything(config, turns)
-    seconds = expected(whole, config, turns, pace, synthetic=synthetic).total_s
-    rows: Rows = {"time on this machine": f"about {fmt.duration(seconds)}"}
+    time = expected(whole, config, turns, pace, synthetic=synthetic)
+    seconds, first = time.total_s, ""
+    if config.until == "decided":
+        first = f"about {fmt.duration(time.first_look_s)} if the first look decides, at most "
+    rows: Rows = {"time on this machine": f"{first}about {fmt.duration(seconds)}"}
     if config.budget_s is not None and seconds > SAFE_SHARE * config.budget_s:
         asked, fits = fitted(config, turns, pace, config.budget_s, synthetic=synthetic)
         rows[f"within budget_s={config.budget_s:g}"] = (

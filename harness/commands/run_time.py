@@ -259,10 +259,12 @@ class RunTime:
         return slower(work.texts), slower(work.rest) + self.again_s
 
     def __str__(self) -> str:
-        free = fmt.memory(psutil.virtual_memory().available)
+        free, needed = psutil.virtual_memory().available, fmt.memory(self.needed_bytes)
         texts_s, rest_s = self.seconds()
         took = self.sentence(rest_s, self.budget_s or math.inf, texts_s)
-        return f"{took}, in {fmt.memory(self.needed_bytes)} of {free}"
+        if self.needed_bytes > free:
+            return f"{took}; needs {needed} of memory, and only {fmt.memory(free)} are free"
+        return f"{took}, in {needed} of {fmt.memory(free)}"
 
     def sentence(
         self,
@@ -344,10 +346,10 @@ def said_beforehand(
     config: SweepConfig | AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> RunTime | None:
     """The expected time of a run, written to standard error; None where not known, or resumed."""
-    expected = None if config.resume else run_time(config, drafts, prompts)
+    expected = run_time(config, drafts, prompts)
     if expected is not None:
-        say(f"plan: {expected} on this machine")
-    return expected
+        say(f"plan: {expected} on this machine{', less what is stored' if config.resume else ''}")
+    return None if config.resume else expected
 
 
 def say_left(

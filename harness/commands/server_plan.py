@@ -34,6 +34,7 @@ from harness.commands.tasks import (
 )
 from harness.config import ServerConfig
 from harness.records import UserError
+from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder
 from harness.storage.manifest import AskedLess
 
@@ -90,6 +91,11 @@ class Expected:
     def total_s(self) -> float:
         """Seconds of all parts."""
         return self.choosing + self.plain + self.measuring + self.judging
+
+    @property
+    def first_look_s(self) -> float:
+        """Seconds where the first of the looks decides."""
+        return self.total_s - self.measuring * (LOOKS - 1) / LOOKS
 
 
 def machine_pace(config: ServerConfig) -> Pace | None:
@@ -268,13 +274,14 @@ def planned(folder: RunFolder, work: Workload, watch: Stopwatch) -> Workload:
     config = work.config
     texts = f"{len(work.prompts)} prompts of {config.new_tokens} tokens at most"
     free, first = psutil.virtual_memory().available, ""
-    if config.until == "decided":
-        first = f", a first answer after about {fmt.duration(needs.choosing)}"
     # Beyond the budget nothing further is asked, but what was answered is judged
     most_s = min(needs.total_s, watch.left_s + needs.judging)
+    if config.until == "decided":
+        least = fmt.duration(min(needs.first_look_s, most_s))
+        first = f"about {least} if the first look decides, "
     say(
-        f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: at most about"
-        f" {fmt.duration(most_s)}{first}; this process holds"
+        f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: {first}at most about"
+        f" {fmt.duration(most_s)}; this process holds"
         f" {psutil.Process().memory_info().rss / 1e9:.1f} GB while servers are timed, and"
         f" {free / 1e9:.1f} GB are free"
     )

@@ -96,12 +96,12 @@ class _Block:
 
 def print_brief(parts: Sequence[Table | str], out: Console) -> None:
     """Print tables and sentences in at most MOST_LINES lines, the first ones whole if possible."""
-    blocks = [
-        _table_block(part, out, importance=place, most=MOST_LINES)
-        if isinstance(part, Table)
-        else _sentences([part], out, importance=place, most=MOST_LINES)
-        for place, part in enumerate(parts, start=1)
-    ]
+    blocks: list[_Block] = []
+    for place, part in enumerate(parts, start=1):
+        notes = part.notes if isinstance(part, Table) else (part,)
+        if isinstance(part, Table):
+            blocks.append(_table_block(part, out, importance=place, most=MOST_LINES))
+        blocks.append(_sentences(notes, out, importance=place, most=MOST_LINES))
     _fit([replace(blocks[0], apart=False), *blocks[1:]], out)
 
 
@@ -152,7 +152,7 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     ending = [*_next_step(content, out)]
     if folded:
         again = command("report", as_typed("run", content.folder), "verbose=tables")
-        ending.append(Text(f"{'Note' if folded == 1 else 'Notes'}: {again}"))
+        ending.append(Text(f"More: {again}"))
     yield _Block((*ending, Text(f"report: {content.page}")))
 
 
@@ -204,11 +204,14 @@ def _wrapped(out: Console, texts: Iterable[Text]) -> Lines:
 
 def _table_lines(table: Table, out: Console) -> Lines:
     """A table without its title, rules and notes, as rich lays it out."""
-    return tuple(
+    lines = [
         Text.assemble(*((piece.text, piece.style or "") for piece in line))
         for part in fold(table, out.width)
         for line in out.render_lines(_rich_table(part, out.width, None), out.options, pad=False)
-    )
+    ]
+    for line in lines:  # cells are filled up to the width of their column
+        line.rstrip()
+    return tuple(lines)
 
 
 def _snippet_lines(snippet: Snippet, out: Console) -> Lines:

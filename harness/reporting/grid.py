@@ -238,7 +238,19 @@ def timed_by(served: ServedSummary | None) -> str:
     return ", by processor time" if served is not None and served.clock == "cpu" else ""
 
 
-def own_cost(emitted: RoundTokens) -> str:
+def cost_that_pays(emitted: RoundTokens, *, name_k: bool = True) -> str:
+    """The cost of a round below which it pays, and that of the engine that was timed.
+
+    "pays if a round of K=2 takes less time than 2.30 plain tokens (here 1.65)"
+    """
+    a_round = f"a round of K={emitted.k}" if name_k else "a round"
+    return (
+        f"pays if {a_round} takes less time than {fmt.decimal(emitted.pays_below)} plain"
+        f" tokens{_own_cost(emitted)}"
+    )
+
+
+def _own_cost(emitted: RoundTokens) -> str:
     """The cost of a round on the engine that was timed, or at the given times, in brackets.
 
     Empty where it is not known.

@@ -96,7 +96,9 @@ AS_FAST = "If it is as fast as the K by load:"
 # Keys of the workload that apply to the harness's own loop and to no server
 OF_THE_LOOP = ("device", "backend", "decode.stop", "decode.acceptance")
 ATTACHED = as_typed("url", ["PLAIN", "SPECULATIVE"])  # servers that run already
-TOYS = "These names are of models that ship with this package or have random weights: put your own."
+TOYS = "Put your own models: those of this run ship with the package or have random weights."
+# Ids of models that no engine loads by their name
+EMBEDDED = "embedded:"
 
 
 def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
@@ -143,7 +145,7 @@ def _named_engine(line: Snippet) -> Snippet:
 
 
 def _toys(summary: Summary) -> tuple[str, ...]:
-    toys = _target(summary).startswith("embedded:") or summary.run.dummies
+    toys = _target(summary).startswith(EMBEDDED) or summary.run.dummies
     return (TOYS,) if toys else ()
 
 
@@ -249,10 +251,10 @@ def _engine_snippet(summary: Summary, own: Answer, server: str) -> Snippet:
     served = replace(_pair(summary, answer), rule=engine.rule)
     if answer.decision == "does_not_pay":
         return replace(_without_draft(engine, served, title), notes=(_evidence(answer),))
-    title = f"{title}{_known_k(answer)}"
+    without, title = _without_draft(engine, served, title), f"{title}{_known_k(answer)}"
     measure = "" if answer.timed else measure_command(summary, server, answer) or ""
     if not (answer if answer.timed else own).speculates:
-        made = _without_draft(engine, served, title)
+        made = without
         if measure:
             made = replace(made, title=title, measure=measure, then=UNTIL_THEN)
         return replace(made, notes=(_evidence(answer), *made.notes))
@@ -386,9 +388,10 @@ def _pair_with(
     summary: Summary, draft: str | None, k: int, temperature: float, p_min: float = 0.0
 ) -> PairToServe:
     facts = summary.run.facts_of(draft)
+    target, draft_id = _target(summary), (facts and facts.id) or draft or "DRAFT"
     return PairToServe(
-        target=_target(summary),
-        draft=(facts and facts.id) or draft or "DRAFT",
+        target="TARGET" if target.startswith(EMBEDDED) else target,
+        draft="DRAFT" if draft_id.startswith(EMBEDDED) else draft_id,
         k=k,
         temperature=temperature,
         sampling=summary.run.sampling,
@@ -520,11 +523,7 @@ def _evidence(answer: Answer) -> str:
         return "No drafted token was ever accepted, so that no K can pay."
     if emitted is None:
         return "Not measured, and what its rounds emit is not known."
-    below = fmt.decimal(emitted.pays_below)
-    return (
-        f"K={emitted.k} pays if drafting and checking {fmt.number_of(emitted.k, 'token', 'tokens')}"
-        f" takes less time there than {below} ordinary tokens."
-    )
+    return f"It {grid.cost_that_pays(emitted)}."
 
 
 def _why_unknown(engine: EngineSpec, served: PairToServe) -> str:

@@ -18,7 +18,7 @@ from harness.engine_facts.engines import OWN, spec_of
 from harness.records import GREEDY, first
 from harness.reporting import grid, serving_commands
 from harness.reporting.sentences import comparison, plan, running, served
-from harness.summary import Answer, CheckResult, RoundTokens, ServedSummary, Summary, VerdictReason
+from harness.summary import Answer, CheckResult, ServedSummary, Summary, VerdictReason
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
 NO_ADVICE = "Not a recommendation (dummy weights): "
@@ -46,7 +46,7 @@ def of_answers(summary: Summary) -> tuple[str, ...]:
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
     more = [_evidence(summary, shown)]
     if summary.served is not None:
-        more.append(served.under_load(summary.served, shown.answer))
+        more += [served.not_tried(summary.served), served.under_load(summary.served, shown.answer)]
     else:
         more += [SYNTHETIC_ONLY] if synthetic else []
         more += [_no_engine(summary, shown), _other_engine(summary, shown)]
@@ -69,9 +69,9 @@ def _other_engine(summary: Summary, shown: grid.Marked) -> str:
     if other.answer.round is None:
         return ""
     engines = "another engine" if other.every or len(other.servers) > FEW else other.engines
-    draft, _ = other.answer.named
-    same = draft == shown.answer.named[0]
-    return f"On {engines} {'it' if same else draft} {cost_that_pays(other.answer.round)}."
+    if other.answer.named == shown.answer.named:
+        return f"On {engines} it {grid.cost_that_pays(other.answer.round, name_k=False)}."
+    return f"On {engines} {other.answer.named[0]} {grid.cost_that_pays(other.answer.round)}."
 
 
 def _no_engine(summary: Summary, shown: grid.Marked) -> str:
@@ -123,6 +123,16 @@ def answer_sentence(answer: Answer) -> str:
         return f"{_odds(answer)} {reason}."
     start = {"does_not_pay": "Do not speculate", "not_measured": "Not measured"}
     return f"{start.get(answer.decision, 'Undecided')}: {reason}."
+
+
+def so_far(answer: Answer) -> str:
+    """The answer while its run goes on: without what would decide it, which may follow."""
+    if answer.decision != "undecided":
+        return answer_sentence(answer)
+    if answer.chance is not None and answer.gain is not None:
+        return _odds(answer)
+    known = "" if answer.speedup is None else f" ({fmt.speedup(answer.speedup)})"
+    return f"Undecided: {pair(*answer.named, answer.p_min)}{known}."
 
 
 def pair(draft: str | None, k: int, threshold: float | None = None) -> str:
@@ -185,6 +195,8 @@ def _evidence(summary: Summary, shown: grid.Marked) -> str:
     where = ", ".join((_place(summary, answer), load, at))
     if answer.visits is not None:
         where += f" (in {answer.visits.timed} of {answer.visits.asked} visits)"
+    if any(caveat.code == "embedded_models" for caveat in summary.caveats):
+        where = f"with toy models {where}"
     if answer.source != "measured":
         rule = "" if answer.temperature == GREEDY else _rule(answer)
         return f"Predicted by replay{rule} {where}."
@@ -192,10 +204,12 @@ def _evidence(summary: Summary, shown: grid.Marked) -> str:
     named = next((each for each in answer.by_k if each.k == answer.named[1]), None)
     if answer.pairs is None or named is None or named.predicted is None:
         return timed
+    leads = max(answer.by_k, key=lambda each: each.predicted or 0.0)
+    changed = f" K={named.k} led by replay when it was chosen, K={leads.k} does now."
     return (
         f"{timed} Predicted {fmt.speedup(named.predicted)}; measured on"
         f" {fmt.number_of(answer.pairs.measured, 'prompt', 'prompts')}, and corrected for choosing"
-        " the best K."
+        f" the best K.{'' if leads == named or leads.tied else changed}"
     )
 
 
@@ -221,19 +235,7 @@ def _place(summary: Summary, answer: Answer) -> str:
 def _not_timed(entry: Answer, values: Quoted) -> str:
     if entry.round is None:
         return "nor is it known what its rounds would emit"
-    return f"{_candidate(values)} {cost_that_pays(entry.round)}"
-
-
-def cost_that_pays(emitted: RoundTokens) -> str:
-    """The cost of a round below which it pays, and that of the engine that was timed.
-
-    "pays if drafting and checking 2 tokens takes less time than 2.30 ordinary tokens (here 1.65)"
-    """
-    drafted = fmt.number_of(emitted.k, "token", "tokens")
-    return (
-        f"pays if drafting and checking {drafted} takes less time than"
-        f" {fmt.decimal(emitted.pays_below)} ordinary tokens{grid.own_cost(emitted)}"
-    )
+    return f"{_candidate(values)} {grid.cost_that_pays(entry.round, name_k=False)}"
 
 
 def _capital(text: str) -> str:
