@@ -265,7 +265,7 @@ def answer_so_far(folder: RunFolder, label: str, *, page: bool = False) -> None:
         if page:
             reporting.render(summary, folder.path)
         shown = grid.marked(summary)
-        if shown is not None:
+        if shown is not None and shown.answer.named[1]:
             say(f"{label}: {so_far(shown.answer)}")
     except Exception as error:  # the run's end analyses it again
         _log.warning("%s: no answer yet (%s)", label, in_one_line(error))
