@@ -47,6 +47,7 @@ class Question:
     # Of a server's K that lack some of the visits asked for
     visits: Mapping[int, Visits] = field(default_factory=dict[int, Visits])
     p_min: float = 0.0  # at which every candidate drafted; 0: without a threshold
+    share: float | None = None  # of the report's error; None: as much as each other question
 
     def answer(self, decided: Answer) -> Answer:
         """The verdict on the evidence, as an answer for this engine."""
@@ -110,7 +111,8 @@ def answered(
 
         names = sorted({*evidence.prompt_sets})
         apart = len({*names} | counted) > 1
-        workload, *sets = in_turn(one, names if apart else (), ONE_SIDED / len(asked))
+        share = 1.0 / len(asked) if question.share is None else question.share
+        workload, *sets = in_turn(one, names if apart else (), share * ONE_SIDED)
         if not apart:
             sets = [replace(workload, prompt_set=name) for name in names]
         return Answered(question, workload, tuple(sets))

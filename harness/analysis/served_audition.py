@@ -5,7 +5,9 @@ it would have drafted, and with which probability, so the rounds of every K and 
 replay. What a round of n drafted tokens costs is timed once for each draft: on servers that reject
 every draft, or for a look-up in requests for a few prompts (`harness.analysis.server_costs`). So
 every (draft, K, threshold) is a candidate of one verdict. The best by replay is measured next to
-plain decoding, in pairs, as a sweep's is (`harness.stats.two_phase`).
+plain decoding, in pairs, as a sweep's is (`harness.stats.two_phase`). Where that leaves it
+undecided, and another draft is expected to be faster than it was, that draft is measured, too: each
+of the two finalists has its share of the report's error.
 
 What is stored of one draft, with the plain server's requests, is what a server run of that draft
 stores (`of_draft`), and is read as that is.
@@ -38,7 +40,12 @@ from harness.analysis.replayed import by_prompt
 from harness.analysis.round_costs import Latency, ServedTimes
 from harness.analysis.server_costs import fit_costs, left_out_costs, timed_rounds
 from harness.analysis.server_lossless import gate_caveats
-from harness.analysis.server_predictions import requests_of, served_rows, timed_server
+from harness.analysis.server_predictions import (
+    TimedServer,
+    requests_of,
+    served_rows,
+    timed_server,
+)
 from harness.analysis.server_texts import ServedTexts, Texts, served_texts
 from harness.analysis.setup import Setup, run_facts, shares_of_sets
 from harness.analysis.verdict import Candidate, Evidence, MeasuredPairs, closed
@@ -51,6 +58,9 @@ from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
 from harness.summary import Doubt, DraftMemory, Summary
 
+# Drafts that are measured at most, and the share of the error that each has where there are several
+FINALISTS = 2
+SHARES = (0.8, 0.2)
 NO_COSTS = (
     "its requests do not tell what its rounds cost, since other work disturbed them; try again on a"
     " quiet machine"
@@ -239,36 +249,84 @@ def served_audition_decided(run: StoredRun, look: int) -> bool:
     if ks is None:
         return False
     setup = Setup(replace(run, manifest=replace(run.manifest, served_ks=replace(ks, made=look))))
-    made = _answered(setup, predicted_drafts(setup))
-    return any(each.question.source == "measured" and closed(each.workload) for each in made)
+    *_, last = _of_finalists(setup, predicted_drafts(setup)) or (None,)
+    return last is not None and last.question.source == "measured" and closed(last.workload)
+
+
+def next_finalist(run: StoredRun) -> Candidate | None:
+    """The candidate to measure after the first; None where there is no reason to.
+
+    The best of the other drafts, where it is expected to be faster than the first was measured to
+    be, and that one is undecided.
+    """
+    setup = Setup(run)
+    made = _of_finalists(setup, predicted_drafts(setup))
+    first = made[0].workload if len(made) == 1 else None
+    if first is None or made[0].question.source != "measured" or first.decision != "undecided":
+        return None
+    others = [each for each in first.candidates if each.draft != first.named[0]]
+    best = max(others, key=lambda each: each.speedup, default=None)
+    if best is None or first.speedup is None or best.speedup <= first.speedup:
+        return None
+    return Candidate(best.draft, best.k, best.p_min or 0.0)
 
 
 # ---- the record ----------------------------------------------------------------------------------
 
 
-def _chosen(setup: Setup) -> ChosenK | None:
+def _finalists(setup: Setup) -> tuple[ChosenK, ...]:
+    """What is measured next to plain decoding, in that order."""
     ks = setup.run.manifest.served_ks
-    return ks.chosen[0] if ks is not None and ks.chosen else None
+    return () if ks is None else tuple(each for each in ks.chosen if each.draft and each.k)
 
 
 def _answered(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]:
-    """The question of the workload, by what was measured, or before that by replay."""
+    """The answer on the workload: the finalist's that may be served, else the faster one's."""
+    made = _of_finalists(setup, predicted)
+    if len(made) < FINALISTS:
+        return made
+    best, other = sorted(
+        made, key=lambda each: (each.workload.speculates, each.workload.speedup or 0.0)
+    )[::-1]
+    name = (*other.workload.named, other.workload.p_min)
+    candidates = tuple(
+        replace(each, speedup=other.workload.speedup or each.speedup, source="measured")
+        if (each.draft, each.k, each.p_min) == name
+        else each
+        for each in best.workload.candidates
+    )
+    return (replace(best, workload=replace(best.workload, candidates=candidates)),)
+
+
+def _of_finalists(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]:
+    """The answers by each finalist's measured pairs; by replay before there are some."""
     if predicted is None:
         return ()
-    engine, chosen, ks = setup.engine, _chosen(setup), setup.run.manifest.served_ks
+    engine, ks = setup.engine, setup.run.manifest.served_ks
     assert engine is not None
-    question = Question(_best_of_each(setup, predicted), engine.rule, "replayed", engine.name)
-    doubt: Doubt | None = None
-    if ks is not None and chosen is not None and chosen.draft is not None and chosen.k:
-        served = served_texts(of_draft(setup, chosen.draft, chosen))
-        name = Candidate(chosen.draft, chosen.k, chosen.p_min)
-        pairs = pairs_of(served.trials, GREEDY, chosen.k)
-        evidence = _with_pairs(predicted, pairs, name, look_shares(max(1, ks.made_at(GREEDY))))
+    questions, doubts = list[Question](), list[Doubt | None]()
+    for chosen, share in zip(_finalists(setup), SHARES, strict=False):
+        served = served_texts(of_draft(setup, str(chosen.draft), chosen))
+        name = Candidate(str(chosen.draft), chosen.k or 0, chosen.p_min)
+        looks = look_shares(max(1, chosen.looks or (ks.made if ks else 0)))
+        pairs = pairs_of(served.trials, GREEDY, name.k)
+        evidence = _with_pairs(predicted, pairs, name, looks)
         if evidence is not None:
-            question = replace(question, evidence=evidence, source="measured")
-        doubt = distrust(by_text([each for each in served.checks if each.result != "OPEN"]))
+            of_it = share if len(_names(setup)) > 1 else 1.0
+            questions.append(Question(evidence, engine.rule, "measured", engine.name, share=of_it))
+            judged = [each for each in served.checks if each.result != "OPEN"]
+            doubts.append(distrust(by_text(judged)))
+    if not questions:
+        best = _best_of_each(setup, predicted)
+        questions, doubts = [Question(best, engine.rule, "replayed", engine.name)], [None]
     weights = shares_of_sets(setup)
-    return answered([question], lambda _: doubt, weights=weights, seed=setup.seed)
+    return tuple(
+        made
+        for question, doubt in zip(questions, doubts, strict=True)
+        for made in answered(
+            [question], lambda _, doubt=doubt: doubt, weights=weights, seed=setup.seed
+        )
+    )
 
 
 def _best_of_each(setup: Setup, predicted: Predicted) -> Evidence:
@@ -319,13 +377,14 @@ def analyse_served_audition(setup: Setup) -> Summary:
     """Everything an audition on servers says, as far as what it stored allows."""
     if setup.engine is None:  # no server answered
         return Summary(run_facts(setup, ()), failures=failures(setup), caveats=(*of_setup(setup),))
-    predicted, chosen = predicted_drafts(setup), _chosen(setup)
+    predicted = predicted_drafts(setup)
     made = _answered(setup, predicted)
     answers = tuple(each for entry in made for each in (entry.workload, *entry.sets))
-    measured = None
-    if chosen is not None and chosen.draft is not None:
-        measured = timed_server(served_texts(of_draft(setup, chosen.draft, chosen)))
-    results = tuple(_results(setup, predicted, chosen))
+    measured = [
+        timed_server(served_texts(of_draft(setup, str(chosen.draft), chosen)))
+        for chosen in _finalists(setup)
+    ]
+    results = tuple(_results(setup, predicted, measured))
     engine, notes = spec_of(setup.engine.name), setup.run.manifest.audition
     boards, latencies = (), dict[str, Latency]()
     if predicted is not None:
@@ -342,13 +401,17 @@ def analyse_served_audition(setup: Setup) -> Summary:
     failed += tuple(
         Failure(name, NO_COSTS) for name in names if name in timed and name not in explained
     )
-    checks = () if measured is None else tuple(measured.texts.checks)
+    checks = tuple(check for server in measured for check in server.texts.checks)
     return Summary(
         run=replace(facts, not_scored=lacking, ranked=len(ranked)),
         answers=answers,
         failures=failed,
         caveats=(
-            *(() if measured is None else gate_caveats(measured.gates, setup.engine.rule)),
+            *(
+                caveat
+                for server in measured
+                for caveat in gate_caveats(server.gates, setup.engine.rule)
+            ),
             *greedy_texts_differ.of(by_text(checks)),
             *of_setup(setup, results),
             *k_at_edge.of(setup, answers),
@@ -365,20 +428,19 @@ def analyse_served_audition(setup: Setup) -> Summary:
 
 
 def _results(
-    setup: Setup, predicted: Predicted | None, chosen: ChosenK | None
+    setup: Setup, predicted: Predicted | None, measured: Sequence[TimedServer]
 ) -> Iterator[ResultRow]:
     """Rows of what was measured, by prompt set, and of what is predicted of each draft and K.
 
-    Of the measured draft and K they are at its threshold, of others at their best.
+    Of a measured draft and K they are at its threshold, of others at their best.
     """
-    if chosen is not None and chosen.draft is not None:
-        server = timed_server(served_texts(of_draft(setup, chosen.draft, chosen)))
+    for server in measured:
         yield from served_rows(server).measured
     if predicted is None:
         return
     gains = predicted.evidence.speedups(setup.weights)
-    if chosen is not None and chosen.draft is not None:
-        gains[Candidate(chosen.draft, chosen.k or 0, chosen.p_min)] = math.inf
+    for chosen in _finalists(setup):
+        gains[Candidate(str(chosen.draft), chosen.k or 0, chosen.p_min)] = math.inf
     replays = predicted.replays
     best = {
         max(some, key=lambda name: gains.get(name, 0.0))
