@@ -299,7 +299,7 @@ def test_a_draft_that_is_expected_to_be_faster_than_the_first_was_is_measured_ne
 
 
 @needs_llamacpp
-def test_both_finalists_are_measured_and_the_faster_one_is_named(
+def test_both_finalists_and_what_learns_are_measured_and_the_fastest_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def other(run: StoredRun) -> Candidate | None:
@@ -310,8 +310,8 @@ def test_both_finalists_are_measured_and_the_faster_one_is_named(
 
     monkeypatch.setattr(served_audition, "next_finalist", other)
     outcome = outcome_of(
-        *("audition", f"model={TARGET}", f"drafts=[{SMALL},{GOOD}]", "k=[4]", "p_min=[0,0.5]"),
-        *FEW,
+        *("audition", f"model={TARGET}", f"drafts=[{SMALL},{GOOD},ngram_mod]", "k=[4]"),
+        *("p_min=[0,0.5]", *FEW),
     )
     run = stored(outcome)
     ks = run.manifest.served_ks
@@ -320,9 +320,15 @@ def test_both_finalists_are_measured_and_the_faster_one_is_named(
     summary = analyse(run)
     (answer,) = [each for each in summary.answers if each.prompt_set == "all"]
     measured = {each.draft: each.speedup for each in answer.candidates if each.source == "measured"}
-    assert {*measured} == {"tiny_small", "tiny_good"}
+    # What learns from requests is measured, too, every prompt once
+    drafts = {"tiny_small", "tiny_good", "ngram_mod"}
+    assert {*measured} == drafts
+    asked = [trial.prompt for trial in where(run.trials, draft="ngram_mod")]
+    assert len(asked) == len({*asked}) == len(where(run.trials, k=0, repetition=0))
     rows = [row for row in summary.results if row.source == "measured" and row.k]
-    assert {row.draft for row in rows} == {"tiny_small", "tiny_good"}
+    assert {row.draft for row in rows} == drafts
+    (board,) = summary.leaderboards
+    assert {row.draft for row in board.rows} == {None, *drafts}
     # Each next to plain decoding of its own
     visits = {trial.draft: trial.repetition for trial in run.trials if trial.k}
-    assert sorted(visits.values()) == [1, 2]
+    assert len({*visits.values()}) == len(drafts)

@@ -14,7 +14,7 @@ stores (`of_draft`), and is read as that is.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -56,11 +56,11 @@ from harness.records import GREEDY, Failure, ResultRow, Trial, grouped, where
 from harness.stats.two_phase import MIN_MEASURED, Pairs, look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
-from harness.summary import Doubt, DraftMemory, Summary
+from harness.summary import DraftMemory, Leaderboard, LeaderboardRow, Summary
 
-# Drafts that are measured at most, and the share of the error that each has where there are several
+# Drafts that are measured at most, and the share of the error that the first has of several
 FINALISTS = 2
-SHARES = (0.8, 0.2)
+FIRST_SHARE = 0.8
 NO_COSTS = (
     "its requests do not tell what its rounds cost, since other work disturbed them; try again on a"
     " quiet machine"
@@ -280,53 +280,87 @@ def _finalists(setup: Setup) -> tuple[ChosenK, ...]:
     return () if ks is None else tuple(each for each in ks.chosen if each.draft and each.k)
 
 
+def _measured_alone(setup: Setup) -> tuple[ChosenK, ...]:
+    """Drafts that replay does not know, which are measured on every prompt at the largest K."""
+    names = [name for name in _names(setup) if name in DRAFTS and not DRAFTS[name].replayed]
+    return tuple(ChosenK(GREEDY, max(setup.ks), looks=1, draft=name) for name in names)
+
+
 def _answered(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]:
-    """The answer on the workload: the finalist's that may be served, else the faster one's."""
-    made = _of_finalists(setup, predicted)
-    if len(made) < FINALISTS:
-        return made
-    best, other = sorted(
-        made, key=lambda each: (each.workload.speculates, each.workload.speedup or 0.0)
-    )[::-1]
-    name = (*other.workload.named, other.workload.p_min)
-    candidates = tuple(
-        replace(each, speedup=other.workload.speedup or each.speedup, source="measured")
-        if (each.draft, each.k, each.p_min) == name
-        else each
-        for each in best.workload.candidates
-    )
-    return (replace(best, workload=replace(best.workload, candidates=candidates)),)
+    """The answer on the workload: that of what may be served, else of the faster one."""
+    made = (*_of_finalists(setup, predicted), *_of_alone(setup))
+    if not made:
+        return ()
+    best = max(made, key=lambda each: (each.workload.speculates, each.workload.speedup or 0.0))
+    known = {each.name: each for each in made[0].workload.candidates}
+    for other in made:
+        (own,) = (each for each in other.workload.candidates if each.name == other.workload.name)
+        if other.question.source == "measured":
+            known[own.name] = replace(own, speedup=other.workload.speedup or own.speedup)
+    known |= {each.name: each for each in best.workload.candidates}
+    return (replace(best, workload=replace(best.workload, candidates=tuple(known.values()))),)
 
 
 def _of_finalists(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]:
     """The answers by each finalist's measured pairs; by replay before there are some."""
     if predicted is None:
         return ()
-    engine, ks = setup.engine, setup.run.manifest.served_ks
-    assert engine is not None
-    questions, doubts = list[Question](), list[Doubt | None]()
-    for chosen, share in zip(_finalists(setup), SHARES, strict=False):
-        served = served_texts(of_draft(setup, str(chosen.draft), chosen))
-        name = Candidate(str(chosen.draft), chosen.k or 0, chosen.p_min)
+    ks, made = setup.run.manifest.served_ks, list[Answered]()
+    for number, chosen in enumerate(_finalists(setup)):
         looks = look_shares(max(1, chosen.looks or (ks.made if ks else 0)))
-        pairs = pairs_of(served.trials, GREEDY, name.k)
-        evidence = _with_pairs(predicted, pairs, name, looks)
-        if evidence is not None:
-            of_it = share if len(_names(setup)) > 1 else 1.0
-            questions.append(Question(evidence, engine.rule, "measured", engine.name, share=of_it))
-            judged = [each for each in served.checks if each.result != "OPEN"]
-            doubts.append(distrust(by_text(judged)))
-    if not questions:
-        best = _best_of_each(setup, predicted)
-        questions, doubts = [Question(best, engine.rule, "replayed", engine.name)], [None]
-    weights = shares_of_sets(setup)
-    return tuple(
-        made
-        for question, doubt in zip(questions, doubts, strict=True)
-        for made in answered(
-            [question], lambda _, doubt=doubt: doubt, weights=weights, seed=setup.seed
+        made += _by_pairs(
+            setup,
+            chosen,
+            lambda pairs, name, looks=looks: _with_pairs(predicted, pairs, name, looks),
+            first=not number,
         )
-    )
+    if made:
+        return tuple(made)
+    engine, best = setup.engine, _best_of_each(setup, predicted)
+    assert engine is not None
+    question = Question(best, engine.rule, "replayed", engine.name)
+    return answered([question], lambda _: None, weights=shares_of_sets(setup), seed=setup.seed)
+
+
+def _of_alone(setup: Setup) -> tuple[Answered, ...]:
+    """The answers of what replay does not know, by the measured pairs alone."""
+    made = list[Answered]()
+    for chosen in _measured_alone(setup):
+        made += _by_pairs(
+            setup,
+            chosen,
+            lambda pairs, name: evidence_from_pairs(pairs, GREEDY, name, None) if pairs else None,
+            first=False,
+        )
+    return tuple(made)
+
+
+def _by_pairs(
+    setup: Setup,
+    chosen: ChosenK,
+    evidence_of: Callable[[Sequence[Pair], Candidate], Evidence | None],
+    *,
+    first: bool,
+) -> tuple[Answered, ...]:
+    """The answer by the pairs of a draft that is measured; empty while there are too few.
+
+    Args:
+        first: whether it is the first finalist; the others share what that leaves of the error.
+    """
+    engine, draft = setup.engine, str(chosen.draft)
+    assert engine is not None
+    served = served_texts(of_draft(setup, draft, chosen))
+    name = Candidate(draft, chosen.k or 0, chosen.p_min)
+    evidence = evidence_of(pairs_of(served.trials, GREEDY, name.k), name)
+    if evidence is None:
+        return ()
+    share = 1.0
+    if len(_names(setup)) > 1:
+        others = 1 + len(_measured_alone(setup))
+        share = FIRST_SHARE if first else (1.0 - FIRST_SHARE) / others
+    doubt = distrust(by_text([each for each in served.checks if each.result != "OPEN"]))
+    question = Question(evidence, engine.rule, "measured", engine.name, share=share)
+    return answered([question], lambda _: doubt, weights=shares_of_sets(setup), seed=setup.seed)
 
 
 def _best_of_each(setup: Setup, predicted: Predicted) -> Evidence:
@@ -382,16 +416,18 @@ def analyse_served_audition(setup: Setup) -> Summary:
     answers = tuple(each for entry in made for each in (entry.workload, *entry.sets))
     measured = [
         timed_server(served_texts(of_draft(setup, str(chosen.draft), chosen)))
-        for chosen in _finalists(setup)
+        for chosen in (*_finalists(setup), *_measured_alone(setup))
+        if where(setup.run.trials, draft=chosen.draft)
     ]
     results = tuple(_results(setup, predicted, measured))
     engine, notes = spec_of(setup.engine.name), setup.run.manifest.audition
     boards, latencies = (), dict[str, Latency]()
     if predicted is not None:
         board = rank(predicted, setup.weights, seed=setup.seed)
+        board = _with_rows(board, made)
         boards, latencies = (replace(board, engines=(engine.title,)),), dict(predicted.latencies)
     names = _names(setup)
-    ranked = () if predicted is None else predicted.replays.drafts
+    ranked = [row.draft for board in boards for row in board.rows if row.draft]
     lacking = tuple(name for name in names if name not in ranked)
     facts = run_facts(setup, results)
     failed = failures(setup)
@@ -425,6 +461,19 @@ def analyse_served_audition(setup: Setup) -> Summary:
         text_checks=checks,
         ineligible=tuple(Failure(each.draft, each.reason) for each in notes.not_eligible),
     )
+
+
+def _with_rows(board: Leaderboard, made: Sequence[Answered]) -> Leaderboard:
+    """A leaderboard with rows of what is measured and not replayed."""
+    known = {row.draft for row in board.rows}
+    rows = [
+        LeaderboardRow(0, each.draft, each.k, each.speedup)
+        for answered in made
+        for each in answered.workload.candidates
+        if each.source == "measured" and each.draft not in known
+    ]
+    rows = sorted((*board.rows, *rows), key=lambda row: (-row.speedup, row.draft is not None))
+    return replace(board, rows=tuple(replace(row, rank=n) for n, row in enumerate(rows, start=1)))
 
 
 def _results(

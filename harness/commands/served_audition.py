@@ -199,8 +199,11 @@ def _measure(run: _Run) -> None:
                 _note_failure(run, name, f"budget_s={run.config.budget_s:g} was spent before it")
                 continue
             try:
-                _score(run, name, work, plain)
-                _time_rounds(run, name, work, plain)
+                if work.config.draft.spec.replayed:
+                    _score(run, name, work, plain)
+                    _time_rounds(run, name, work, plain)
+                else:
+                    _measure_alone(run, name, work, plain)
             except Broken as error:
                 _check_alive(first, plain)
                 _note_failure(run, name, in_one_line(error))
@@ -379,6 +382,21 @@ def _time_rounds(run: _Run, name: str, work: Workload, plain: Server) -> None:
                         made.append(served.rejected_rounds(server.facts, work.clock, name))
                 folder.rounds.append(*made)  # a visit is stored whole
                 tick()
+
+
+def _measure_alone(run: _Run, name: str, work: Workload, plain: Server) -> None:
+    """Measure a draft that learns from requests, at the largest K, next to plain decoding.
+
+    Every prompt is asked once, for a second time it would know the answer.
+    """
+    k, visit = max(run.config.speculative_ks), FINALISTS + 1 + [*run.works].index(name)
+    work = replace(work, config=replace(work.config, k=[k]))
+    order = in_random_order(work.prompts, work.config.seed)
+    with ExitStack() as stack:
+        servers = {PLAIN: plain, Role(k): _open(run, stack, work, Role(k))}
+        entries = [entry for each in order for entry in each.turns]
+        _measure_part(run, work, entries, servers, visit)
+        judge_greedy_texts(run.folder, work, servers)
 
 
 def _of_long_text(run: _Run, work: Workload, enough: int) -> EncodedPrompt:

@@ -99,6 +99,9 @@ def audition_time(
 
     drafts: dict[str, float] = {}
     for name, pair in pairs.items():
+        if not pair.draft.spec.replayed:
+            drafts[name] = max(LEAST_START_S, target.start_s) + 2.0 * texts_s(target)
+            continue
         if pair.draft.spec.looks_up:
             few = sorted(lengths)[:LOOKUP_PROMPTS]
             each_s = sum(target.request_s(length, 1.5 * new) for length in few)
