@@ -55,7 +55,7 @@ from harness.theory.roofline import Card
 # Rows and columns of the matrices by which multiplying is timed
 MULTIPLIED = 1024
 # Of a buffer by which reading is timed for a plan, which next to weights takes little memory
-PLAN_BYTES = 64 * 1024**2
+PLAN_BYTES = 32 * 1024**2
 # Below so many bytes of weights nothing is timed: calling the kernels takes the time
 SMALL_BYTES = 100e6
 # Seconds of decoding, the plain ones included, for which a cell of a sweep in looks is measured,
