@@ -572,7 +572,7 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = timed()
-    refused([], "too few requests side by side at temperature 0", replace(run, loads=()))
+    refused([], "timed no requests side by side at temperature 0", replace(run, loads=()))
     refused([], "python -m harness.server", replace(run, loads=()))
     refused([], "concurrency=[1,2,4]", replace(run, loads=()))
     refused(

@@ -390,7 +390,8 @@ def _shared_prompts(pair: _Pair) -> Iterator[Caveat]:
     same = sum(lengths[0][name] == lengths[1][name] for name in names)
     if not same:
         raise UserError(
-            f"runs: {' and '.join(pair.names)} have no prompt in common; nothing to pair"
+            f"runs: {' and '.join(pair.names)} have no prompt in common; compare runs of the same"
+            " prompts"
         )
     before, after = (len({(t.prompt_set, t.prompt) for t in run.trials}) for run in pair.runs)
     hashes = {run.manifest.prompts_sha256 for run in pair.runs}

@@ -111,8 +111,8 @@ class Server:
         command = setup.command_line("concurrency=[1,2,4]")
         how = f"this measures them: {command}" if command else "give the run concurrency=[1,2,4]"
         raise UserError(
-            f"{as_typed('run', setup.run.folder)}: it timed too few requests side by side at"
-            f" temperature {self.temperature:g}; {how}"
+            f"{as_typed('run', setup.run.folder)}: it timed {'too few' if timings else 'no'}"
+            f" requests side by side at temperature {self.temperature:g}; {how}"
         )
 
     def costs_without(self, group: str) -> IterationCosts | None:

@@ -222,6 +222,14 @@ def _timed(
 # ---- on this machine -----------------------------------------------------------------------------
 
 
+def about(least_s: float, most_s: float) -> str:
+    """The time of a run in looks: "about 40 s if the first look decides, at most about 3 min"."""
+    least, most = fmt.duration(least_s), fmt.duration(most_s)
+    if least == most:
+        return f"at most about {most}"
+    return f"about {least} if the first look decides, at most about {most}"
+
+
 @dataclass(frozen=True)
 class RunTime:
     """The time that a run takes at most, and the bytes of its weights and caches.
@@ -283,12 +291,11 @@ class RunTime:
             texts_s: of the texts; 0 where they are generated.
             new_tokens, pace: as of `seconds`.
         """
-        first = ""
-        if self.decided is not None:
-            _, least_s = self.decided.seconds(new_tokens, pace)
-            least = fmt.duration(min(least_s + texts_s, budget_s))
-            first = f"about {least} if the first look decides, "
-        return f"{first}at most about {fmt.duration(min(most_s + texts_s, budget_s))}"
+        most_s = min(most_s + texts_s, budget_s)
+        if self.decided is None:
+            return f"at most about {fmt.duration(most_s)}"
+        _, least_s = self.decided.seconds(new_tokens, pace)
+        return about(min(least_s + texts_s, budget_s), most_s)
 
 
 def run_time(
@@ -348,7 +355,8 @@ def said_beforehand(
     """The expected time of a run, written to standard error; None where not known, or resumed."""
     expected = run_time(config, drafts, prompts)
     if expected is not None:
-        say(f"plan: {expected} on this machine{', less what is stored' if config.resume else ''}")
+        less = ", less what is stored" if config.resume else ""
+        say(f"plan: {expected}, at the machine's present pace{less}")
     return None if config.resume else expected
 
 

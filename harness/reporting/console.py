@@ -99,9 +99,9 @@ def print_brief(parts: Sequence[Table | str], out: Console) -> None:
     blocks: list[_Block] = []
     for place, part in enumerate(parts, start=1):
         notes = part.notes if isinstance(part, Table) else (part,)
-        if isinstance(part, Table):
-            blocks.append(_table_block(part, out, importance=place, most=MOST_LINES))
-        blocks.append(_sentences(notes, out, importance=place, most=MOST_LINES))
+        if isinstance(part, Table):  # without its notes it would mislead
+            blocks.append(_table_block(part, out, importance=2 * place, most=MOST_LINES))
+        blocks.append(_sentences(notes, out, importance=2 * place - 1, most=MOST_LINES))
     _fit([replace(blocks[0], apart=False), *blocks[1:]], out)
 
 
@@ -143,14 +143,14 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     yield _Block(_wrapped(out, map(Text, cautions)))
     for number, table in enumerate(content.brief):
         yield _table_block(table, out, importance=2 + number, most=MOST_TABLE)
-    # One command at most: that of the next step is nearer than the measurement on another engine
+    # One command at most: the next step, or more prompts, come before measuring another engine
     step = content.next_step
-    lines = [each for each in content.snippets[:1] if not (each.measure and step and step.command)]
+    nearer = (step and step.command) or content.too_few
+    lines = [each for each in content.snippets[:1] if not (each.measure and nearer)]
     for snippet in lines:
         yield _Block(_snippet_lines(snippet, out))
-    folded = len(content.caveats) - len(cautions) + len(content.verdicts[2:])
     ending = [*_next_step(content, out)]
-    if folded:
+    if content.folder:
         again = command("report", as_typed("run", content.folder), "verbose=tables")
         ending.append(Text(f"More: {again}"))
     yield _Block((*ending, Text(f"report: {content.page}")))
@@ -221,7 +221,7 @@ def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
     reference to the report.
     """
     if snippet.measure:
-        return (Text("Measure it:", "bold"), Text(snippet.measure))
+        return (Text(f"Measure it on {snippet.engine}:", "bold"), Text(snippet.measure))
     title = _wrapped(out, [Text("Serve it so:", "bold")])
     code = snippet.code.splitlines()
     if len(code) > MOST_CODE:

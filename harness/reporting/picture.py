@@ -116,6 +116,19 @@ def worth(summary: Summary) -> str:
     return f"{'; '.join(parts)}."
 
 
+def sets_apart(summary: Summary) -> tuple[str, ...]:
+    """The answers of prompt sets that are not the workload's, where some set is decided."""
+    shown = grid.marked(summary)
+    sets = () if shown is None else shown.row.sets
+    if shown is None or len(sets) < 2 or all(each.decision == "undecided" for each in sets):
+        return ()
+    return tuple(
+        f"Only {answer.prompt_set}: {grid.words(answer)}."
+        for answer in sets
+        if answer.decision != shown.answer.decision
+    )
+
+
 def other_temperatures(summary: Summary) -> tuple[str, ...]:
     """The answer of the headline's engine at each further temperature, in a few words."""
     first, *others = (*summary.per_temperature, None)[:-1] or (None,)

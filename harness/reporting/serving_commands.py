@@ -37,6 +37,7 @@ class Snippet:
     measure: str = ""
     then: str = ""
     name: str = ""  # of the engine, where the title has more words
+    engine: str = ""  # without its version
     marked: bool = False  # whether it is for the engine of the marked row
 
 
@@ -119,7 +120,8 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
         # At temperature 0 a variant has the same drafts as its engine
         if server == asked or shown.row.temperature or ENGINES[server].variant_of is None:
             line = _engine_snippet(summary, own, server)
-            line = replace(line, name=f"{_titled(ENGINES[server])}{ENGINES[server].line_title}")
+            spec = ENGINES[server]
+            line = replace(line, name=f"{_titled(spec)}{spec.line_title}", engine=spec.title)
             # A variant whose setting does not apply to the draft is left out. So is one whose
             # command is its engine's, as for a look-up, which does not sample its tokens.
             if not line.code and server != asked and ENGINES[server].variant_of is not None:
@@ -255,6 +257,11 @@ def _engine_snippet(summary: Summary, own: Answer, server: str) -> Snippet:
     measure = "" if answer.timed else measure_command(summary, server, answer) or ""
     if not (answer if answer.timed else own).speculates:
         made = without
+        if answer.decision == "undecided" and answer.timed and served.kind in engine.lines:
+            tried = engine.lines[served.kind].line(served)
+            named = f"K={served.k}" + (f" and p_min={served.p_min:g}" if served.p_min else "")
+            code = f"# until it is decided\n{made.code}\n# to try {named}\n{tried}"
+            made = replace(made, title=title, code=code)
         if measure:
             made = replace(made, title=title, measure=measure, then=UNTIL_THEN)
         return replace(made, notes=(_evidence(answer), *made.notes))

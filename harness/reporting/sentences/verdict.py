@@ -12,6 +12,7 @@ from pathlib import PurePath
 from harness import formatting as fmt
 from harness.analysis.caveats import Quoted
 from harness.analysis.caveats.servers import scores
+from harness.analysis.verdict import MOST_TIMES
 from harness.command_words import as_typed, command, ks_as_typed
 from harness.engine_facts.draft_kinds import kind_of
 from harness.engine_facts.engines import OWN, spec_of
@@ -70,8 +71,8 @@ def _other_engine(summary: Summary, shown: grid.Marked) -> str:
         return ""
     engines = "another engine" if other.every or len(other.servers) > FEW else other.engines
     if other.answer.named == shown.answer.named:
-        return f"On {engines} it {grid.cost_that_pays(other.answer.round, name_k=False)}."
-    return f"On {engines} {other.answer.named[0]} {grid.cost_that_pays(other.answer.round)}."
+        return f"On {engines} it surely {grid.cost_that_pays(other.answer.round, name_k=False)}."
+    return f"On {engines} {other.answer.named[0]} surely {grid.cost_that_pays(other.answer.round)}."
 
 
 def _no_engine(summary: Summary, shown: grid.Marked) -> str:
@@ -107,7 +108,9 @@ def _other_refusals(summary: Summary, shown: grid.Marked) -> Iterator[str]:
         if reason not in given & OF_THE_RUN:
             given.add(reason)
             where = f"temperature {fmt.temperature(row.temperature)}, {row.engines}"
-            yield f"{_capital(where)}: {grid.words(answer)}; {_reason(answer)}."
+            why = _reason(answer)
+            apart = "." if why[0].isupper() else ":"
+            yield f"{_capital(where)}: {grid.words(answer)}{apart} {why}."
 
 
 def answer_sentence(answer: Answer) -> str:
@@ -165,7 +168,7 @@ def _ties(answer: Answer) -> str:
         names = [f"K={ks[0]} to {ks[-1]}"]
     thresholds = [p_min for each, p_min in alike if each == k and p_min != (answer.p_min or 0.0)]
     names += [f"p_min={p_min:g}" for p_min in thresholds]
-    names += dict.fromkeys(each.draft for each in tied if each.draft != draft)
+    names += dict.fromkeys(f"the draft {each.draft}" for each in tied if each.draft != draft)
     if not names:
         return ""
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
@@ -206,10 +209,12 @@ def _evidence(summary: Summary, shown: grid.Marked) -> str:
         return timed
     leads = max(answer.by_k, key=lambda each: each.predicted or 0.0)
     changed = f" K={named.k} led by replay when it was chosen, K={leads.k} does now."
+    part = answer.pairs
+    of_all = f"{part.measured} of " if part.measured < part.prompts else ""
     return (
-        f"{timed} Predicted {fmt.speedup(named.predicted)}; measured on"
-        f" {fmt.number_of(answer.pairs.measured, 'prompt', 'prompts')}, and corrected for choosing"
-        f" the best K.{'' if leads == named or leads.tied else changed}"
+        f"{timed} Predicted {fmt.speedup(named.predicted)}; measured on {of_all}"
+        f"{fmt.number_of(part.prompts, 'prompt', 'prompts')}, and corrected for choosing"
+        f" K.{'' if leads == named or leads.tied else changed}"
     )
 
 
@@ -223,13 +228,13 @@ def _place(summary: Summary, answer: Answer) -> str:
         return f"at {grid.GIVEN}"
     spec = spec_of(answer.engine)
     if summary.served is not None:
-        return f"on {spec.title}" if spec == OWN else f"on your server ({spec.title})"
+        if spec == OWN or not summary.served.commands:
+            return f"on {spec.title}" if spec == OWN else f"on your server ({spec.title})"
+        wheel = spec.wheel if spec.wheel and summary.served.version.startswith(spec.wheel) else ""
+        return f"on {spec.title}{f' (the Python wheel {wheel})' if wheel else ''}"
     if answer.run is not None:
         return f"on {spec.title}, predicted by the round times of {PurePath(answer.run).name}"
-    if spec != OWN:
-        return f"on {spec.in_headlines}"
-    elsewhere = any(caveat.code == "latency_from" for caveat in summary.caveats)
-    return f"on {spec.title}" if elsewhere else f"on {spec.title} on this machine"
+    return f"on {spec.title if spec == OWN else spec.in_headlines}"
 
 
 def _not_timed(entry: Answer, values: Quoted) -> str:
@@ -299,7 +304,7 @@ def _undecided(why: str, _: Answer, values: Quoted) -> str:
 
 
 def _interval_spans_one(entry: Answer, values: Quoted) -> str:
-    why = "{prompts} prompts do not decide it, nor say how many would"
+    why = f"{{prompts}} prompts do not decide it, nor would {MOST_TIMES} times as many"
     if values["prompts_needed"] is not None:
         why = f"{{prompts}} prompts are too few; try {_prompts_needed(values)} or more"
     return _undecided(why, entry, values)
@@ -312,7 +317,7 @@ def _prompts_needed(values: Quoted) -> str:
 
 
 def _timing_noise(entry: Answer, values: Quoted) -> str:
-    more = " or with more repetitions=" if values["measured"] else ""
+    more = " or raise repetitions=" if values["measured"] else ""
     if values.get("prompts_needed") is not None:
         more += f" or about {_prompts_needed(values)} prompts"
     why = "most of the doubt is timing noise; repeat on a quiet machine" + more
