@@ -589,7 +589,7 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused(
     refused([], "texts are not scored", unscored)
     # Loads that waited for a slot say nothing
     waited = tuple(replace(timing, slots=1) for timing in run.loads if timing.concurrency == 4)
-    refused([], "too few requests side by side", replace(run, loads=waited))
+    refused([], "no requests side by side", replace(run, loads=waited))
     refused([], "by processor time; run it again with clock=engine", load(FROZEN / "server"))
     assert run.manifest.engine is not None
     lines = [replace(each, line="llama-server") for each in run.manifest.engine.commands]
