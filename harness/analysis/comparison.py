@@ -272,13 +272,14 @@ def _measured_row(
     row = replace(
         row,
         prompts=len({(trial.prompt_set, trial.conversation) for trial in sides[0]}),
-        reference_ms_per_token=1e3 * times[0].value,
-        ms_per_token=1e3 * times[1].value,
+        reference_ms_per_token=1e3 * float(times[0].value),
+        ms_per_token=1e3 * float(times[1].value),
     )
     if not row.k:
         return row, None
     before, after = (
-        ratio(per_token(side, accepted).value, per_token(side, judged).value) for side in sides
+        ratio(*(float(per_token(side, counted).value) for counted in (accepted, judged)))
+        for side in sides
     )
     difference = _difference(before, after)
     row = replace(row, reference_alpha=before, alpha=after, alpha_difference=difference)

@@ -23,6 +23,8 @@ from harness.summary import AdaptiveRow, Answer, Leaderboard, LeaderboardRow
 
 # Of the speedups, for the chance that a draft is the fastest
 DRAWS = 4000
+# An error of predictions that is not known, so that draws are the same as with one of 0
+NONE = Variance(np.zeros(()), np.ones(()))
 
 
 def rank(
@@ -41,7 +43,7 @@ def rank(
     rows = [_row(name, counted, predicted.latencies, gains[name], weights) for name in best]
     rows.append(LeaderboardRow(rank=0, draft=None, k=0, speedup=1.0))
     columns = [list(replays.candidates).index(name) for name in best]
-    chances = _chances_best(replace(evidence.workload(weights), error=error), columns, seed)
+    chances = _chances_best(evidence.workload(weights, error or NONE), columns, seed)
     rows = [replace(row, probability_best=p) for row, p in zip(rows, chances, strict=True)]
     # On a tie plain decoding comes first.
     rows.sort(key=lambda row: (-row.speedup, row.draft is not None))

@@ -217,8 +217,8 @@ def cannot_pay(run: StoredRun, traces: Sequence[TextTrace], draft: str, *, surel
         if surely and not enough_prompts(workload.prompt_sets):
             return False
         if surely:
-            half = half_width(workload.log_speedup_variance(), level)
-            if (workload.log_speedups() + half).max() >= 0.0:
+            half = half_width(workload.variance(), level)
+            if (workload.log_speedups.value + half).max() >= 0.0:
                 return False
     return True
 
@@ -281,9 +281,9 @@ def _winner(
     gains = evidence_of(rest, latencies).speedups(weights)
     best, candidates = max(gains, key=gains.__getitem__), [*evidence.candidates]
     of_draft = np.array([name.draft == draft for name in candidates])
-    logs, place = workload.log_speedups(), candidates.index(best)
-    ratios = logs - logs[place] + half_width(workload.log_speedup_variance(place), level)
+    logs, place = workload.log_speedups.value, candidates.index(best)
+    ratios = logs - logs[place] + half_width(workload.variance(place), level)
     if ratios[of_draft].max() < 0.0:
         return (best.draft,)
-    speedups = logs + half_width(workload.log_speedup_variance(), level)
+    speedups = logs + half_width(workload.variance(), level)
     return (None,) if speedups[of_draft].max() < 0.0 else None
