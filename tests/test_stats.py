@@ -12,9 +12,10 @@ from harness.stats import jackknife
 from harness.stats.jackknife import (
     MIN_PROMPTS,
     Interval,
+    exponential,
+    log_speedup,
     set_weights,
     share_interval,
-    speedup_interval,
     workload_ratio,
 )
 from harness.stats.two_phase import two_phase
@@ -28,6 +29,10 @@ def prompts(rng, size, effect=1.0, noise=0.1):
     baseline = rng.gamma(4.0, 0.25, size)
     seconds = baseline / effect * np.exp(rng.normal(-(noise**2) / 2, noise, size))
     return baseline, np.full(size, 48.0), seconds, np.full(size, 48.0)
+
+
+def speedup_interval(*columns) -> Interval | None:
+    return exponential(log_speedup(*columns).interval(skew=True))
 
 
 def width(interval: Interval | None) -> float:

@@ -1,12 +1,10 @@
 """The verdict: which draft and K to serve, or none.
 
 It rests on seconds and tokens per prompt, of plain decoding and of every candidate, a (draft, K),
-on the same prompts (`Evidence`). The best-looking of 8 candidates that all tie with plain decoding
-"wins" 12-18 % of the time, so bounds allow for the choice (`harness.stats.two_phase`): on replayed
-prompts, on prompts that were measured at every K, and where one candidate was chosen by replay and
-then measured next to plain decoding (`Evidence.pairs`). The best candidate on all prompts is named,
-or the one that was chosen to be measured (`Evidence.named`); the speedup is its own, less the
-optimism of choosing it:
+on the same prompts (`Evidence`). The best candidate is named, or the one that replay chose to be
+measured. The best of 8 candidates that all tie with plain decoding "wins" 12-18 % of the time
+(docs/decisions/0012): the speedup is the named one's, less the optimism of choosing it, and bounds
+allow for the choice (`harness.stats.two_phase`).
 
 - `speculate`: the speedup's lower bound is above 1;
 - `does_not_pay`: the upper bound of every candidate is below 1;
@@ -151,26 +149,20 @@ class Evidence:
         """
         shares = set_weights(self.prompt_sets, weights)
         evidence = self.only([name for name, share in shares.items() if share > 0.0])
-        sets, timed = evidence.prompt_sets, evidence.candidates.values()
-        joined_sets, timing = strata(sets), self.timing
+        sets, timing = evidence.prompt_sets, self.timing
         if error is not None:
-            moves = math.sqrt(float(error.value)) * np.eye(len(timed))
+            moves = math.sqrt(float(error.value)) * np.eye(len(self.candidates))
             timing = (*timing, SharedError(moves, float(error.degrees)))
-
-        def sums(seconds: Array, tokens: Array) -> tuple[Array, Array]:
-            factors = token_weights(sets, tokens, shares)
-            return factors * seconds, factors * tokens
-
-        baseline_s, baseline_tokens = sums(evidence.baseline.seconds, evidence.baseline.tokens)
-        seconds, tokens = sums(
-            np.stack([candidate.seconds for candidate in timed]),
-            np.stack([candidate.tokens for candidate in timed]),
-        )
+        every = (evidence.baseline, *evidence.candidates.values())
+        tokens = np.stack([timed.tokens for timed in every])
+        # Sets that are joined keep their weights
+        factors, joined_sets = token_weights(sets, tokens, shares), strata(sets)
+        seconds, tokens = factors * np.stack([timed.seconds for timed in every]), factors * tokens
         return Workload(
-            baseline_s=baseline_s,
-            baseline_tokens=baseline_tokens,
-            seconds=seconds,
-            tokens=tokens,
+            baseline_s=seconds[0],
+            baseline_tokens=tokens[0],
+            seconds=seconds[1:],
+            tokens=tokens[1:],
             prompt_sets=tuple(joined_sets[name] for name in sets),
             weights={
                 stratum: sum(shares[name] for name in names)
@@ -474,11 +466,8 @@ def _needed(fit: TwoPhase, level: float, pairs: MeasuredPart | None, of_all_sets
     measured = [most_measured(math.ceil(of_all_sets * times)) for times in more.tolist()]
     if pairs is not None:
         grown = np.array(measured) / pairs.measured
-    variance = joined(
-        Variance(part.value / growth, part.degrees * growth)
-        for all_parts, growth in ((fit.prompts, more), (fit.timing, grown))
-        for part in [fit.of_named(all_parts)]
-    )
+    parts = (fit.of_named(fit.prompts), more), (fit.of_named(fit.timing), grown)
+    variance = joined(Variance(one.value / times, one.degrees * times) for one, times in parts)
     margin = abs(fit.score) - half_width(variance, level)
     decides = margin >= ndtri(DECIDES) * np.sqrt(variance.value + fit.variance.value)
     decides &= (more > 1.0) | (grown > 1.0)

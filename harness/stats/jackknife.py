@@ -263,7 +263,7 @@ class Estimate:
 
         Args:
             shared: an error that all prompts have in common, such as that of a price of rounds.
-            skew: whether it is of a log speedup.
+            skew: whether it is of a log speedup, whose lower bound has the term for skewness.
         """
         if self.variance is None or not enough_prompts(self.prompt_sets):
             return None
@@ -274,9 +274,9 @@ class Estimate:
             lower = upper + skew_term(errors, variance.value, errors.shape[-1], upper)
         return self.value + np.sqrt(variance.value) * np.stack([-lower, upper])
 
-    def interval(self) -> Interval | None:
+    def interval(self, shared: Variance | None = None, *, skew: bool = False) -> Interval | None:
         """The bounds of a single number."""
-        bounds = self.bounds()
+        bounds = self.bounds(shared, skew=skew)
         return None if bounds is None else Interval(*bounds.tolist())
 
 
@@ -331,22 +331,6 @@ def log_speedup(
     return before.log() - workload_ratio(seconds, tokens, prompt_sets, weights).log()
 
 
-def speedup_interval(
-    baseline_s: Array,
-    baseline_tokens: Array,
-    seconds: Array,
-    tokens: Array,
-    prompt_sets: Sequence[str] | None = None,
-    weights: Weights = None,
-    *,
-    shared: Variance | None = None,
-) -> Interval | None:
-    """The interval of a speedup as of `log_speedup`; `shared` as of `Estimate.bounds`."""
-    log = log_speedup(baseline_s, baseline_tokens, seconds, tokens, prompt_sets, weights)
-    bounds = log.bounds(shared, skew=True)
-    return None if bounds is None else exponential(Interval(*bounds.tolist()))
-
-
 def exponential(interval: Interval | None) -> Interval | None:
     """The interval of a number from that of its logarithm."""
     return None if interval is None else Interval(*map(math.exp, interval))
@@ -378,22 +362,22 @@ def share_interval(
     """
     counts = np.stack([part, total - part])
     if tokens is None:
-        sums = counts.sum(axis=1)
-        odds = Estimate(sums, sums[:, None] - counts, total, ("",) * len(total))
+        totals = counts.sum(axis=1)
+        sums = Estimate(totals, totals[:, None] - counts, total, ("",) * len(total))
     else:  # a set keeps its weight where one of its prompts is left out
-        odds = workload_ratio(counts, tokens, prompt_sets, weights)
+        sums = workload_ratio(counts, tokens, prompt_sets, weights)
         counts = counts * token_weights(prompt_sets, tokens, weights)
-    both = float(odds.value.sum())
+    both = float(sums.value.sum())
     if not both:
         return None
-    share, rounding = float(odds.value[0]) / both, ZERO * both
+    share, rounding = float(sums.value[0]) / both, ZERO * both
     if share in (0.0, 1.0):
-        known = enough_prompts(odds.prompt_sets) and odds.without.sum(axis=0).min() > rounding
+        known = enough_prompts(sums.prompt_sets) and sums.without.sum(axis=0).min() > rounding
         return Interval(share, share) if known else None
     # Where one prompt holds all that was rejected (or accepted), half the smallest count of any
     # prompt keeps odds finite without it.
-    half = 0.5 * counts[counts > 0.0].min() if odds.without.min() <= rounding else 0.0
-    logs = replace(odds, value=odds.value + half, without=odds.without + half).log()
+    half = 0.5 * counts[counts > 0.0].min() if sums.without.min() <= rounding else 0.0
+    logs = replace(sums, value=sums.value + half, without=sums.without + half).log()
     value, without = (each[0] - each[1] for each in (logs.value, logs.without))
     log_odds = replace(logs, value=value, without=without).interval()
     if log_odds is None:

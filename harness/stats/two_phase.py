@@ -11,39 +11,30 @@ w the weights of the prompt sets, and s and p the seconds of a measured pair, th
     L = -ln(sum over sets of w x sum r / sum T) - g,  g = mean of ln(s / r) - ln(p / T),
 
 the first term over all prompts, g over the measured pairs, which count by r / T, the cost of a
-token of their text: a round that accepts much may cost more. An error of R is in both terms and
-cancels. Both sides of g are winsorised, each by itself, so that a few disturbed generations do not
-move it and what disturbs one side of a pair does not discard the other: what counts as far is the
-distance from the median of the pairs around it, so that drift, which both sides have in common, is
-kept. The values are then spread by Dixon and Tukey's factor ("Approximate behavior of the
-distribution of winsorized t", 1968), so that their mean has the error of g.
+token of their text. An error of R is in both terms and cancels. Without measured pairs L is the
+first term alone, of seconds that were predicted or, at every K, measured.
 
-The variance is the jackknife's of L over prompts. It takes the pairs for independent, and a machine
-drifts: where the means of contiguous blocks of time vary significantly more than that, they give
-the variance of g. Either holds the scatter of the pairs, so one of them counts and not their sum.
-The larger of the two would be too large where nothing drifts, since the blocks are few.
+The error of L is the jackknife's over prompts, and that of timing (`Workload.timing`). Both sides
+of g are winsorised next to the pairs around them (`spread_winsorised`). Where a machine drifts, so
+that contiguous blocks of time vary significantly more than independent pairs would, the variance of
+g is that of the blocks.
 
-Without measured pairs L is the first term alone, of seconds that were predicted or, at every K,
-measured. Its errors are then those of the prompts, of the visits that timed the rounds, which the
-candidates of one draft share, and whatever else all of them share.
+A lower bound holds for all candidates at once: it is so many standard errors below L as the largest
+of their errors exceeds with the chance of an error, by draws with the jackknife's covariance. What
+candidates share (g, and most of what prompts do) is no part of the choice, hence these are few more
+standard errors than Student's. Candidates that are clearly worse than the chosen one do not count
+(as in Hansen, "A test for superior predictive ability", 2005). Times are skew, so that L is too
+high where its error looks small: see `jackknife.skew_term`. An upper bound is Student's, since a
+choice and skew times err upwards.
 
-The candidate is chosen by what is then reported. A lower bound holds for all candidates at once: it
-is so many standard errors below L as the largest of their errors exceeds with the chance of an
-error, by draws with the jackknife's covariance. What candidates share (g, and most of what prompts
-do) is no part of the choice, hence these are few more standard errors than Student's. Those that
-are clearly worse than the chosen one do not count (as in Hansen, "A test for superior predictive
-ability", 2005). Times are skew, so that L is too high where its error looks small; the bound is
-further off by Johnson's term (`jackknife.skew_term`). An upper bound is Student's, for a choice and
-skew times err upwards.
+Looks at a run that goes on share the error as Lan and DeMets spend it ("Discrete sequential
+boundaries for clinical trials", 1983), with the square of the share of pairs (Kim and DeMets,
+"Design and analysis of group sequential tests based on the type I error spending rate function",
+1987). The replayed prompts are known at the first look, so the looks are more alike than the bounds
+assume, which is on the safe side. Intervals hold the truth at all looks together (Jennison and
+Turnbull, "Interim analyses: the repeated confidence interval approach", 1989).
 
-A run is looked at while it goes on. The looks share the error as Lan and DeMets spend it ("Discrete
-sequential boundaries for clinical trials", 1983), with the square of the share of pairs (Kim and
-DeMets, "Design and analysis of group sequential tests based on the type I error spending rate
-function", 1987): a clear gain is found at the first look, where O'Brien and Fleming's function lets
-through none. The replayed prompts are known at the first look, so that looks are more alike than
-the bounds assume; they are on the safe side. An interval is one of a sequence that holds the truth
-at every look with its level (Jennison and Turnbull, "Interim analyses: the repeated confidence
-interval approach", 1989).
+What else was tried, and how often these bounds err: docs/decisions/0018 and 0030.
 """
 
 import math
@@ -193,17 +184,13 @@ class TwoPhase:
         error = nominal_error((1.0 - level) / 2.0, self.looks)
         value, deviation = self.scores[self.named], math.sqrt(float(self.variance.value))
         degrees = float(self.variance.degrees)
-        rivals = self.errors[self._rivals()]
+        # The named candidate's rivals are those that are not clearly worse, itself among them
+        between = ((self.errors - self.errors[self.named]) ** 2).sum(axis=1)
+        rivals = self.errors[value - self.scores <= CLEARLY * np.sqrt(between)]
         lower = largest_quantile(rivals @ rivals.T, degrees, error, self.seed)
         lower += float(skew_term(self.by_prompt, self.variance.value, self.number, lower))
         upper = -float(stdtrit(degrees, error))
         return Interval(_speedup(value - lower * deviation), _speedup(value + upper * deviation))
-
-    def _rivals(self) -> Index:
-        """The candidates that may have been named instead: not clearly worse than the named one."""
-        between = ((self.errors - self.errors[self.named]) ** 2).sum(axis=1)
-        behind = self.scores[self.named] - self.scores
-        return np.flatnonzero(behind <= CLEARLY * np.sqrt(between))
 
     def ceiling(self, level: float) -> float:
         """The largest upper bound of any candidate's speedup."""
@@ -270,12 +257,11 @@ def two_phase(
 
 def _at_measured_price(fit: TwoPhase, workload: Workload, pairs: Pairs, same: Array) -> TwoPhase:
     """The outcome with g; [candidate] `same` is 1.0 for those whose rounds it prices, else 0.0."""
-    number = fit.number
-    rows = dict.fromkeys([*(workload.names or range(number)), *pairs.prompts])
-    rows = {name: row for row, name in enumerate(rows)}
-    price = _Price.of(pairs, np.array([rows[name] for name in pairs.prompts]))
-    by_prompt = np.zeros((len(same), len(rows)))
-    by_prompt[:, :number] = fit.errors[:, :number]
+    names = [*dict.fromkeys([*(workload.names or range(fit.number)), *pairs.prompts])]
+    place = {name: row for row, name in enumerate(names)}
+    price = _Price.of(pairs, np.array([place[name] for name in pairs.prompts]))
+    rounds = workload.log_speedups.errors
+    by_prompt = np.pad(rounds, ((0, 0), (0, len(names) - fit.number)))  # measured ones beyond it
     by_prompt[:, price.prompts] -= np.outer(same, price.errors)
     without_price = (by_prompt**2).sum(axis=1) - same * price.by_prompts.value
     # Its variance, and where the candidates were timed together that of their relative prices
@@ -283,13 +269,13 @@ def _at_measured_price(fit: TwoPhase, workload: Workload, pairs: Pairs, same: Ar
     relative = workload.timing_variance(fit.named, same)
     # What drift adds to the scatter of the pairs; of the others their own round times
     drift = np.sqrt(price.variance.value - price.by_prompts.value) * same
-    others = (1.0 - same)[:, None] * fit.errors[:, number:]
+    others = [(1.0 - same)[:, None] * error.moves for error in workload.timing]
     return replace(
         fit,
         scores=fit.scores - same * price.mean,
         prompts=Variance(np.maximum(without_price, 0.0), fit.prompts.degrees),
         timing=joined([timing, relative]),
-        errors=np.hstack([by_prompt, drift[:, None], others]),
+        errors=np.hstack([by_prompt, drift[:, None], *others]),
         by_prompt=by_prompt[fit.named],
     )
 
@@ -327,12 +313,13 @@ class _Price:
 
 
 def spread_winsorised(values: Array, share: float = WINSORISED) -> Array:
-    """Values in order of time, winsorised next to their neighbours.
+    """Values in order of time, winsorised by their distance from the median of those around them.
 
-    Their mean errs as the winsorised mean does; `share` is that at either end.
+    So drift is kept, and a few disturbed values do not move the mean. They are spread, so that
+    their mean errs as a winsorised mean does; `share` is that at either end.
 
-    Source: Dixon and Tukey, 1968: the winsorised values' standard error times (n - 1) / (h - 1),
-    h of n values being left as they are.
+    Source: Dixon and Tukey, "Approximate behavior of the distribution of winsorized t", 1968: the
+    winsorised values' standard error times (n - 1) / (h - 1), h of n values being left as they are.
     """
     number = len(values)
     width, cut = min(NEIGHBOURS, number), int(share * number)
@@ -471,5 +458,5 @@ def most_measured(replayed: int) -> int:
 
 
 def look_shares(look: int) -> tuple[float, ...]:
-    """The looks so far, as `Pairs` has them: so many of LOOKS, each after as many more pairs."""
+    """The shares of all that is measured at the looks so far; LOOKS are of one size."""
     return tuple((each + 1) / LOOKS for each in range(look))

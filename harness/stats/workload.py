@@ -20,7 +20,6 @@ from harness.stats.jackknife import (
     joined,
     left_out_variance,
     log_speedup,
-    workload_ratio,
 )
 
 # Share of the visits at either end that the mean of round times leaves out
@@ -31,7 +30,7 @@ KNOWN = 1e9
 
 @dataclass(frozen=True, eq=False)
 class SharedError:
-    """An error of what candidates cost that is the same on every prompt, and at every choice."""
+    """An error of what candidates cost that is the same on every prompt."""
 
     # [candidate, factor] by how much a standard deviation of each independent factor moves the
     # logarithm of a candidate's cost
@@ -82,12 +81,7 @@ class Workload:
     prompt_sets: tuple[str, ...]  # the set of each prompt
     weights: Mapping[str, float] | None = None  # of the sets, equal if None; none of them 0
     timing: tuple[SharedError, ...] = ()  # of predicted seconds; none where rounds are exact
-    names: tuple[Hashable, ...] = ()  # of the prompts, which pairs of theirs have; 0, 1... if none
-
-    @property
-    def plain_s(self) -> Estimate:
-        """Seconds of a plain token."""
-        return workload_ratio(self.baseline_s, self.baseline_tokens, self.prompt_sets, self.weights)
+    names: tuple[Hashable, ...] = ()  # of the prompts, as of pairs; their numbers if empty
 
     @cached_property
     def log_speedups(self) -> Estimate:
@@ -113,21 +107,18 @@ class Workload:
     def timing_variance(self, to: int | None = None, alike: Array | float = 1.0) -> Variance:
         """The part of `variance` that is not the prompts'.
 
-        [candidate] `alike` is 0.0 for those whose difference is not taken.
+        `alike` are 0.0 for candidates whose difference is not taken, else 1.0, [candidate].
         """
         none = np.zeros(len(self.seconds))
         parts = [Variance(none, none + 1.0)]
         for error in self.timing:
-            taken_off = 0.0 if to is None else np.multiply.outer(alike + none, error.moves[to])
+            taken_off = 0.0 if to is None else np.outer(alike + none, error.moves[to])
             parts.append(replace(error, moves=error.moves - taken_off).variance)
         return joined(parts)
 
     @property
     def errors(self) -> Array:
-        """[candidate, part] independent parts of the errors, by standard deviations.
-
-        Of the prompts, then of timing, which candidates share.
-        """
+        """[candidate, part] independent parts of the errors: of the prompts, then of timing."""
         return np.hstack([self.log_speedups.errors, *(error.moves for error in self.timing)])
 
     def drawn(self, draws: int, seed: int) -> Array:
