@@ -122,7 +122,7 @@ class Evidence:
     # The only one that was measured, where replay chose it: in pairs; or on all prompts, and then
     # the seconds of others follow from its own as replay has their rounds differ
     named: Candidate | None = None
-    # By prompt set and id: they measure what prices predicted seconds, of other prompts too
+    # Of the named one, by prompt set and id. Those of other prompts tell its price as well
     pairs: Pairs | None = None
     # The share of what is measured in all at each look so far; none of a run without looks
     looks: tuple[float, ...] = ()

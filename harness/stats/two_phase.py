@@ -93,7 +93,7 @@ NODES, REACH = 240, 12.0
 class Pairs:
     """A candidate and plain decoding, measured next to one another, in the order of time."""
 
-    prompts: tuple[Hashable, ...]  # [pair] by the names of the workload's, or others
+    prompts: tuple[Hashable, ...]  # [pair] by name, in the workload (`Workload.names`) or not
     seconds: Array  # [pair] of the candidate
     # [pair] of its rounds, in plain tokens, by the round times that predict the workload
     cost: Array
@@ -227,7 +227,7 @@ def two_phase(
         pairs: of one of them, which was chosen on this workload or on one that holds it.
         candidate: its position in the workload; None for the best.
         alike: [candidate] True where its rounds were timed with the named one's; None for all.
-        looks: so far.
+        looks: the share of all that is measured at each look so far.
         seed: of the draws.
     """
     logs = workload.log_speedups
@@ -236,6 +236,7 @@ def two_phase(
     if pairs is not None and len({*pairs.prompts}) < MIN_MEASURED:
         return None
     named = int(logs.value.argmax()) if candidate is None else candidate
+    # Optimism is that of rounds alone where pairs measure what they cost
     by_choice = workload.errors if pairs is None else logs.errors
     fit = TwoPhase(
         named=named,
