@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.cells import Weights, prompts_of
+from harness.analysis.cells import prompts_of
 from harness.analysis.replayed import ScoredTexts, replayed_adaptively
 from harness.analysis.round_costs import Latency
-from harness.stats.jackknife import CONFIDENCE, set_weights
+from harness.stats.jackknife import CONFIDENCE, Weights, set_weights
 from harness.stats.two_phase import two_phase
 from harness.stats.workload import Workload
 from harness.summary import AdaptiveDrafting, AdaptiveRow

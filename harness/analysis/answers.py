@@ -23,12 +23,11 @@ left as they were measured.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.analysis.cells import Weights
 from harness.analysis.predicted import Predicted
 from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, decide, in_turn
 from harness.engine_facts.engines import OWN
 from harness.records import Rule, Source
-from harness.stats.jackknife import ZERO, exponential, workload_ratio
+from harness.stats.jackknife import ZERO, Weights, exponential, workload_ratio
 from harness.summary import Answer, Doubt, Explanation, Factor, RoundTokens, Visits
 
 # Of a round, in plain tokens: see above

@@ -22,8 +22,6 @@ from harness.theory.speedup import RoundTimes
 
 Count = Callable[[Trial], float]
 PromptId = tuple[str, str]
-# Of the prompt sets in the workload; None for equal ones
-Weights = Mapping[str, float] | None
 # Share of a K's generations at either end that is winsorised: a quarter, as of the pairs of a
 # verdict, leaves too few of a cell's to tell their error by
 WINSORISED = 0.125

@@ -38,7 +38,6 @@ from harness.analysis.caveats.comparisons import (
 )
 from harness.analysis.cells import (
     Count,
-    Weights,
     accepted,
     completed,
     decode_s,
@@ -57,7 +56,7 @@ from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import analyse_pair
 from harness.command_words import as_typed
 from harness.records import Trial, UserError, grouped
-from harness.stats.jackknife import Estimate, exponential, holm, workload_ratio
+from harness.stats.jackknife import Estimate, Weights, exponential, holm, workload_ratio
 from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.storage.manifest import SERVER

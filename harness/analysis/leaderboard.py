@@ -11,13 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.cells import Weights
 from harness.analysis.predicted import Latencies, Predicted, Speedup, alpha_of, speedups
 from harness.analysis.replayed import Replays
 from harness.analysis.verdict import Candidate
 from harness.engine_facts.engines import with_lines
 from harness.records import Rule, grouped
-from harness.stats.jackknife import Variance, enough_prompts, set_weights, share_interval
+from harness.stats.jackknife import Variance, Weights, enough_prompts, set_weights, share_interval
 from harness.stats.workload import Workload
 from harness.summary import AdaptiveRow, Answer, Leaderboard, LeaderboardRow
 

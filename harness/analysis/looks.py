@@ -27,7 +27,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.cells import Weights
 from harness.analysis.predicted import Latencies, evidence_of
 from harness.analysis.replayed import Replays
 from harness.analysis.round_costs import Latency, least_rounds
@@ -39,7 +38,7 @@ from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import answered_questions, pair_run
 from harness.analysis.verdict import ONE_SIDED, closed
 from harness.records import GREEDY, TextTrace, grouped, where
-from harness.stats.jackknife import MIN_PROMPTS, enough_prompts, half_width
+from harness.stats.jackknife import MIN_PROMPTS, Weights, enough_prompts, half_width
 from harness.stats.two_phase import look_shares, nominal_error
 from harness.storage import StoredRun
 from harness.storage.manifest import ChosenK

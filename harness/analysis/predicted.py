@@ -18,7 +18,6 @@ from functools import cached_property
 import numpy as np
 
 from harness.analysis.cells import (
-    Weights,
     expected_tokens_per_round,
     new_tokens,
     paired_sums,
@@ -38,6 +37,7 @@ from harness.stats.jackknife import (
     Array,
     Interval,
     Variance,
+    Weights,
     independent_errors,
     share_interval,
 )

@@ -13,15 +13,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.cells import (
-    PromptId,
-    Weights,
-    completed,
-    latest,
-    new_tokens,
-    per_prompt,
-    prompts_of,
-)
+from harness.analysis.cells import PromptId, completed, latest, new_tokens, per_prompt, prompts_of
 from harness.analysis.verdict import Candidate
 from harness.engine_facts.draft_kinds import DRAFTS
 from harness.engine_facts.spec import Counting
@@ -35,7 +27,7 @@ from harness.records import (
     UserError,
     grouped,
 )
-from harness.stats.jackknife import Array, token_weights, workload_ratio
+from harness.stats.jackknife import Array, Weights, token_weights, workload_ratio
 from harness.summary import ReplayCheck
 from harness.theory.acceptance import check_k
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES, accept_probabilities

@@ -31,7 +31,6 @@ from scipy.special import ndtri
 from harness.analysis.cells import (
     Count,
     PromptId,
-    Weights,
     accepted,
     completed,
     decode_s,
@@ -48,6 +47,7 @@ from harness.stats.jackknife import (
     MIN_PROMPTS,
     Array,
     Variance,
+    Weights,
     half_width,
     joined,
     set_weights,
