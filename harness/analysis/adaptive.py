@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.cells import Weights, prompts_of
+from harness.analysis.cells import prompts_of
 from harness.analysis.replayed import ScoredTexts, replayed_adaptively
 from harness.analysis.round_costs import Latency
-from harness.stats.jackknife import CONFIDENCE, set_weights
+from harness.stats.jackknife import CONFIDENCE, Weights, set_weights
 from harness.stats.two_phase import two_phase
-from harness.stats.workload import VisitCosts, Workload
+from harness.stats.workload import Workload
 from harness.summary import AdaptiveDrafting, AdaptiveRow
 
 # In steps of 0.1: what a user would try
@@ -63,10 +63,7 @@ def _chosen(
         replayed_adaptively(texts, k, threshold).summed(groups, len(prompts))
         for k, threshold in choices
     ]
-    tokens, visits = made[0].new_tokens, ()
-    if latency.visits is not None and len(latency.visits.plain_s) > 1:
-        costs = np.stack([latency.visit_costs(counts) for counts in made])
-        visits = (VisitCosts(np.arange(len(made)), costs),)
+    tokens, error = made[0].new_tokens, latency.visit_error(made)
     workload = Workload(
         baseline_s=tokens,
         baseline_tokens=tokens,
@@ -74,11 +71,11 @@ def _chosen(
         tokens=np.tile(tokens, (len(made), 1)),
         prompt_sets=tuple(prompt_set for prompt_set, _ in prompts),
         weights=shares,
-        visits=visits,
+        timing=() if error is None else (error,),
     )
     fit = two_phase(workload, seed=seed)
     if fit is None:
-        speedups = np.exp(workload.log_speedups())
+        speedups = np.exp(workload.log_speedups.value)
         best = int(speedups.argmax())
         return AdaptiveRow(*choices[best], speedup=float(speedups[best]))
     lo, hi = fit.interval(CONFIDENCE)

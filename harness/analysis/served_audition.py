@@ -48,7 +48,7 @@ from harness.analysis.server_predictions import (
 )
 from harness.analysis.server_texts import ServedTexts, Texts, served_texts
 from harness.analysis.setup import Setup, run_facts, shares_of_sets
-from harness.analysis.verdict import Candidate, Evidence, MeasuredPairs, closed
+from harness.analysis.verdict import Candidate, Evidence, closed
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.engine_facts.draft_kinds import DRAFTS, looks_up
 from harness.engine_facts.engines import spec_of
@@ -403,8 +403,8 @@ def _with_pairs(
     )
     # Next to what is predicted of the same prompts, a request's start included
     costs = evidence.candidates[name].seconds[replayed], evidence.baseline.seconds[replayed]
-    timed = Pairs(seconds, costs[0], plain_s, costs[1], looks)
-    return replace(evidence, pairs=MeasuredPairs(name, tuple(p.name for p in pairs), timed))
+    timed = Pairs(tuple(pair.name for pair in pairs), seconds, costs[0], plain_s, costs[1])
+    return replace(evidence, named=name, pairs=timed, looks=looks)
 
 
 def analyse_served_audition(setup: Setup) -> Summary:
