@@ -63,7 +63,7 @@ def test_every_draft_has_every_k_and_threshold_and_the_best_is_measured(
     (answer,) = [each for each in analyse(audition).answers if each.prompt_set == "all"]
     ks = audition.manifest.served_ks
     assert ks is not None
-    assert ks.chosen[0].draft == answer.named[0]
+    assert answer.named[0] in {each.draft for each in ks.chosen}
     assert (answer.engine, answer.source) == ("llamacpp", "measured")
     assert {each.draft for each in answer.candidates} == {draft for draft, *_ in grid}
 

@@ -52,7 +52,7 @@ from harness.analysis.verdict import Candidate, Evidence, closed
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.engine_facts.draft_kinds import DRAFTS, looks_up
 from harness.engine_facts.engines import spec_of
-from harness.records import GREEDY, Failure, ResultRow, Trial, grouped, where
+from harness.records import GREEDY, Failure, ResultRow, Trial, first, grouped, where
 from harness.stats.two_phase import MIN_MEASURED, Pairs, look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
@@ -249,8 +249,10 @@ def served_audition_decided(run: StoredRun, look: int) -> bool:
     if ks is None:
         return False
     setup = Setup(replace(run, manifest=replace(run.manifest, served_ks=replace(ks, made=look))))
-    *_, last = _of_finalists(setup, predicted_drafts(setup)) or (None,)
-    return last is not None and last.question.source == "measured" and closed(last.workload)
+    made = _of_finalists(setup, predicted_drafts(setup))
+    if len(made) < len(_finalists(setup)):  # the last one has too few pairs
+        return False
+    return bool(made) and made[-1].question.source == "measured" and closed(made[-1].workload)
 
 
 def next_finalist(run: StoredRun) -> Candidate | None:
@@ -292,12 +294,12 @@ def _answered(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]
     if not made:
         return ()
     best = max(made, key=lambda each: (each.workload.speculates, each.workload.speedup or 0.0))
-    known = {each.name: each for each in made[0].workload.candidates}
+    candidates = (*made[0].workload.candidates, *best.workload.candidates)
+    known = {each.name: each for each in candidates}
     for other in made:
-        (own,) = (each for each in other.workload.candidates if each.name == other.workload.name)
-        if other.question.source == "measured":
+        own = first(other.workload.candidates, name=other.workload.name)
+        if own is not None and other is not best and other.question.source == "measured":
             known[own.name] = replace(own, speedup=other.workload.speedup or own.speedup)
-    known |= {each.name: each for each in best.workload.candidates}
     return (replace(best, workload=replace(best.workload, candidates=tuple(known.values()))),)
 
 
@@ -312,7 +314,7 @@ def _of_finalists(setup: Setup, predicted: Predicted | None) -> tuple[Answered, 
             setup,
             chosen,
             lambda pairs, name, looks=looks: _with_pairs(predicted, pairs, name, looks),
-            first=not number,
+            leads=not number,
         )
     if made:
         return tuple(made)
@@ -330,7 +332,7 @@ def _of_alone(setup: Setup) -> tuple[Answered, ...]:
             setup,
             chosen,
             lambda pairs, name: evidence_from_pairs(pairs, GREEDY, name, None) if pairs else None,
-            first=False,
+            leads=False,
         )
     return tuple(made)
 
@@ -340,12 +342,12 @@ def _by_pairs(
     chosen: ChosenK,
     evidence_of: Callable[[Sequence[Pair], Candidate], Evidence | None],
     *,
-    first: bool,
+    leads: bool,
 ) -> tuple[Answered, ...]:
     """The answer by the pairs of a draft that is measured; empty while there are too few.
 
     Args:
-        first: whether it is the first finalist; the others share what that leaves of the error.
+        leads: whether it is the first finalist; the others share what that leaves of the error.
     """
     engine, draft = setup.engine, str(chosen.draft)
     assert engine is not None
@@ -357,7 +359,7 @@ def _by_pairs(
     share = 1.0
     if len(_names(setup)) > 1:
         others = 1 + len(_measured_alone(setup))
-        share = FIRST_SHARE if first else (1.0 - FIRST_SHARE) / others
+        share = FIRST_SHARE if leads else (1.0 - FIRST_SHARE) / others
     doubt = distrust(by_text([each for each in served.checks if each.result != "OPEN"]))
     question = Question(evidence, engine.rule, "measured", engine.name, share=share)
     return answered([question], lambda _: doubt, weights=shares_of_sets(setup), seed=setup.seed)
