@@ -96,7 +96,7 @@ def test_an_answer_is_said_as_a_practitioner_says_it() -> None:
     )
     assert verdict.answer_sentence(replace(REASONS["timing_noise"], chance=0.05, gain=-0.15)) == (
         "Probably not: small with K=3 is 95 % likely slower, by about 15 %. Most of the doubt is"
-        " timing noise; repeat on a quiet machine or raise repetitions=."
+        " timing noise; repeat on a quiet machine."
     )
     even = verdict.answer_sentence(replace(REASONS["near_one"], chance=0.5, gain=0.0))
     assert even.startswith("Undecided: small with K=3 is as likely slower as faster. ")

@@ -14,14 +14,14 @@ stores (`of_draft`), and is read as that is.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
 from harness.analysis.answers import Answered, Question, answered
-from harness.analysis.caveats import of_setup
+from harness.analysis.caveats import of_setup, timing
 from harness.analysis.caveats.prompts import k_at_edge
 from harness.analysis.caveats.texts import greedy_texts_differ
 from harness.analysis.device import draft_memory
@@ -37,7 +37,7 @@ from harness.analysis.pairs import (
 )
 from harness.analysis.predicted import Predicted, replayed_rows
 from harness.analysis.replayed import by_prompt
-from harness.analysis.round_costs import Latency, ServedTimes
+from harness.analysis.round_costs import Latency, ServedTimes, TimedVisits
 from harness.analysis.server_costs import fit_costs, left_out_costs, timed_rounds
 from harness.analysis.server_lossless import gate_caveats
 from harness.analysis.server_predictions import (
@@ -452,6 +452,7 @@ def analyse_served_audition(setup: Setup) -> Summary:
             ),
             *greedy_texts_differ.of(by_text(checks)),
             *of_setup(setup, results),
+            *timing.plain_tokens_unlike.of({GREEDY: _plain_visits(setup, latencies)}, answers),
             *k_at_edge.of(setup, answers),
         ),
         results=results,
@@ -463,6 +464,19 @@ def analyse_served_audition(setup: Setup) -> Summary:
         text_checks=checks,
         ineligible=tuple(Failure(each.draft, each.reason) for each in notes.not_eligible),
     )
+
+
+def _plain_visits(setup: Setup, latencies: Mapping[str, Latency]) -> dict[str, Latency]:
+    """The costs of drafts with the plain tokens that each visit timed next to them."""
+    made: dict[str, Latency] = {}
+    for draft, latency in latencies.items():
+        timed = where(setup.run.rounds, draft=draft, k=0)
+        by_visit = grouped(timed, lambda each: each.visit).values()
+        plain_s = [sum(t.seconds for t in ts) / sum(t.rounds for t in ts) for ts in by_visit]
+        if plain_s:  # of a look-up there are requests for a few prompts
+            visits = TimedVisits(GREEDY, np.array(plain_s), (), np.empty((len(plain_s), 0)))
+            made[draft] = replace(latency, visits=visits)
+    return made
 
 
 def _with_rows(board: Leaderboard, made: Sequence[Answered]) -> Leaderboard:

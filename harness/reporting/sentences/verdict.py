@@ -317,9 +317,9 @@ def _prompts_needed(values: Quoted) -> str:
 
 
 def _timing_noise(entry: Answer, values: Quoted) -> str:
-    more = " or raise repetitions=" if values["measured"] else ""
+    more = ""
     if values.get("prompts_needed") is not None:
-        more += f" or about {_prompts_needed(values)} prompts"
+        more = f", or with about {_prompts_needed(values)} prompts"
     why = "most of the doubt is timing noise; repeat on a quiet machine" + more
     return _undecided(why, entry, values)
 
