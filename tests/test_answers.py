@@ -183,7 +183,7 @@ RUNS: Mapping[str, tuple[str, Change]] = {
         "sweep",
         lambda run: changed(run, decode__rule="greedy_draft", temperature=[1.0, 0.0]),
     ),
-    "adaptive": ("sweep", lambda run: changed(run, decode__stop="threshold")),
+    "a threshold": ("audition_threshold", changed),
     "synthetic": ("sweep", lambda run: changed(run, decode__acceptance=0.6)),
     "an audition": ("audition", changed),
     "an audition where nothing pays": ("audition", lambda run: slow_draft(run, 60.0)),
@@ -192,7 +192,7 @@ RUNS: Mapping[str, tuple[str, Change]] = {
 # Those whose answers differ most
 KEPT = (
     *("as it was", "nothing pays", "nothing is accepted", "every set differs", "some failed"),
-    *("texts differ", "adaptive", "synthetic", "an audition", "an audition where nothing pays"),
+    *("texts differ", "a threshold", "synthetic", "an audition", "an audition where nothing pays"),
 )
 any_run = pytest.mark.parametrize("name", sample(RUNS, *KEPT))
 CAVEATS = (
@@ -355,10 +355,6 @@ def test_every_temperature_is_answered_for_every_engine_that_has_the_draft(name:
             for answer in made.answers
             if (answer.temperature, answer.prompt_set) == (temperature, "all")
         ]
-        adaptive = made.run.sampling.stop_threshold is not None
-        # Some do not stop drafting, and where the other stops was not stored
-        same_rule = {n for n, spec in with_lines().items() if spec.rule == made.run.sampling.rule}
-        lacking = same_rule if adaptive else set()
         drafts = {made.run.draft, *made.drafts}
         kinds = {kind_of(draft, made.run.models) for draft in drafts - {None}}
         has = [
@@ -366,8 +362,7 @@ def test_every_temperature_is_answered_for_every_engine_that_has_the_draft(name:
             for name in with_lines()
             if any(drafts_alike(name, kind, temperature) for kind in kinds)
         ]
-        others = [] if known else [name for name in has if name not in lacking]
-        assert engines == ["own", *others]
+        assert engines == ["own", *([] if known else has)]
 
 
 OF_THE_TEXTS = ("greedy_texts_differ", "greedy_texts_unjudged")

@@ -11,7 +11,6 @@ What is stored of one draft, with the plain server's requests, is what a server 
 stores (`of_draft`), and is read as that is.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -45,7 +44,7 @@ from harness.analysis.verdict import Candidate, Evidence, MeasuredPairs, closed
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.engine_facts.draft_kinds import DRAFTS, looks_up
 from harness.engine_facts.engines import spec_of
-from harness.records import GREEDY, Failure, ResultRow, Trial, grouped, where
+from harness.records import GREEDY, Failure, ResultRow, Trial, where
 from harness.stats.two_phase import MIN_MEASURED, Pairs, look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
@@ -257,7 +256,10 @@ def _answered(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]
         return ()
     engine, chosen, ks = setup.engine, _chosen(setup), setup.run.manifest.served_ks
     assert engine is not None
-    question = Question(_best_of_each(setup, predicted), engine.rule, "replayed", engine.name)
+    # Each draft at its fastest, before anything is measured: how well round times are known differs
+    # much between K, and the optimism of a choice is taken from errors that are alike
+    evidence = predicted.best_of(lambda name: name.draft, setup.weights).evidence
+    question = Question(evidence, engine.rule, "replayed", engine.name)
     doubt: Doubt | None = None
     if ks is not None and chosen is not None and chosen.draft is not None and chosen.k:
         served = served_texts(of_draft(setup, chosen.draft, chosen))
@@ -269,22 +271,6 @@ def _answered(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]
         doubt = distrust(by_text([each for each in served.checks if each.result != "OPEN"]))
     weights = shares_of_sets(setup)
     return answered([question], lambda _: doubt, weights=weights, seed=setup.seed)
-
-
-def _best_of_each(setup: Setup, predicted: Predicted) -> Evidence:
-    """Each draft at its fastest K and threshold by replay, before anything is measured.
-
-    How well round times are known differs much between K, and the optimism of a choice is taken
-    from errors that are alike.
-    """
-    evidence, gains = predicted.evidence, predicted.evidence.speedups(setup.weights)
-    by_draft = grouped(gains, lambda name: name.draft).values()
-    best = {max(some, key=gains.__getitem__): None for some in by_draft}
-    replays = predicted.replays
-    kept = {name: counts for name, counts in replays.candidates.items() if name in best}
-    if len(kept) == len(evidence.candidates):
-        return evidence
-    return Predicted(replace(replays, candidates=kept), predicted.latencies).evidence
 
 
 def _with_pairs(
@@ -371,21 +357,14 @@ def _results(
 
     Of the measured draft and K they are at its threshold, of others at their best.
     """
+    measured: list[Candidate] = []
     if chosen is not None and chosen.draft is not None:
         server = timed_server(served_texts(of_draft(setup, chosen.draft, chosen)))
         yield from served_rows(server).measured
+        measured = [Candidate(chosen.draft, chosen.k or 0, chosen.p_min)]
     if predicted is None:
         return
-    gains = predicted.evidence.speedups(setup.weights)
-    if chosen is not None and chosen.draft is not None:
-        gains[Candidate(chosen.draft, chosen.k or 0, chosen.p_min)] = math.inf
-    replays = predicted.replays
-    best = {
-        max(some, key=lambda name: gains.get(name, 0.0))
-        for some in grouped(replays.candidates, lambda name: (name.draft, name.k)).values()
-    }
-    kept = {name: counts for name, counts in replays.candidates.items() if name in best}
-    shown = Predicted(replace(replays, candidates=kept), predicted.latencies)
+    shown = predicted.at_one_threshold(setup.weights, measured)
     yield from replayed_rows(shown, model=setup.model)
 
 

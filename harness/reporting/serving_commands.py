@@ -94,7 +94,7 @@ UNKNOWN_SERVED = "The records do not say what the draft is, so there is no line 
 IF_IT_PAYS, UNTIL_THEN = "If it pays:", "Until then, without a draft:"
 AS_FAST = "If it is as fast as the K by load:"
 # Keys of the workload that apply to the harness's own loop and to no server
-OF_THE_LOOP = ("device", "backend", "decode.stop", "decode.acceptance")
+OF_THE_LOOP = ("device", "backend", "decode.acceptance")
 ATTACHED = as_typed("url", ["PLAIN", "SPECULATIVE"])  # servers that run already
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
 
@@ -227,7 +227,7 @@ def _timed_with(served: ServedSummary) -> str:
 
 def _known_k(answer: Answer) -> str:
     """The K of a serving command, and the evidence for it on its engine."""
-    return f", K={answer.named[1]}: {grid.evidence(answer)}"
+    return f", {grid.k_of(answer)}: {grid.evidence(answer)}"
 
 
 def _measured(answer: Answer, served: ServedSummary) -> str:
@@ -378,7 +378,7 @@ def _target(summary: Summary) -> str:
 
 def _pair(summary: Summary, answer: Answer) -> PairToServe:
     """The pair with the draft and K that an answer names."""
-    p_min = answer.p_min or summary.run.sampling.p_min or 0.0
+    p_min = answer.named_p_min or summary.run.sampling.p_min or 0.0
     return _pair_with(summary, *answer.named, answer.temperature or 0.0, p_min)
 
 
@@ -522,7 +522,7 @@ def _evidence(answer: Answer) -> str:
         return "Not measured, and what its rounds emit is not known."
     below = fmt.decimal(emitted.pays_below)
     return (
-        f"K={emitted.k} pays if drafting and checking {fmt.number_of(emitted.k, 'token', 'tokens')}"
+        f"K={emitted.k} pays if drafting and checking {grid.drafted(answer, emitted)}"
         f" takes less time there than {below} ordinary tokens."
     )
 
@@ -533,8 +533,6 @@ def _why_unknown(engine: EngineSpec, served: PairToServe) -> str:
         return "Not measured: acceptance was set here; what this engine would accept is not known."
     if not drafts_alike(engine.name, served.kind, served.temperature):
         return "Not measured: it proposes other tokens than this run's look-up."
-    if served.sampling.stop_threshold is not None and not engine.stops_early:
-        return "Not measured: the run stopped drafting early, it does not."
     return "Not measured: this run did not replay its acceptance rule."
 
 

@@ -71,7 +71,8 @@ def _other_engine(summary: Summary, shown: grid.Marked) -> str:
     engines = "another engine" if other.every or len(other.servers) > FEW else other.engines
     draft, _ = other.answer.named
     same = draft == shown.answer.named[0]
-    return f"On {engines} {'it' if same else draft} {cost_that_pays(other.answer.round)}."
+    pays = cost_that_pays(other.answer, other.answer.round)
+    return f"On {engines} {'it' if same else draft} {pays}."
 
 
 def _no_engine(summary: Summary, shown: grid.Marked) -> str:
@@ -221,15 +222,15 @@ def _place(summary: Summary, answer: Answer) -> str:
 def _not_timed(entry: Answer, values: Quoted) -> str:
     if entry.round is None:
         return "nor is it known what its rounds would emit"
-    return f"{_candidate(values)} {cost_that_pays(entry.round)}"
+    return f"{_candidate(values)} {cost_that_pays(entry, entry.round)}"
 
 
-def cost_that_pays(emitted: RoundTokens) -> str:
+def cost_that_pays(answer: Answer, emitted: RoundTokens) -> str:
     """The cost of a round below which it pays, and that of the engine that was timed.
 
     "pays if drafting and checking 2 tokens takes less time than 2.30 ordinary tokens (here 1.65)"
     """
-    drafted = fmt.number_of(emitted.k, "token", "tokens")
+    drafted = grid.drafted(answer, emitted)
     return (
         f"pays if drafting and checking {drafted} takes less time than"
         f" {fmt.decimal(emitted.pays_below)} ordinary tokens{grid.own_cost(emitted)}"
@@ -579,7 +580,8 @@ def after_an_audition(summary: Summary) -> NextStep | None:
     if pair is None:
         return None
     rule = "" if answer.temperature == GREEDY else as_typed("decode.rule", answer.rule)
-    return NextStep(f"measure it on {OWN.title}", _sweep(summary, *pair, *_drafting(answer), rule))
+    keys = (*pair, *_drafting(answer), as_typed("p_min", [answer.p_min]) if answer.p_min else "")
+    return NextStep(f"measure it on {OWN.title}", _sweep(summary, *keys, rule))
 
 
 def _decided(summary: Summary) -> Answer | None:

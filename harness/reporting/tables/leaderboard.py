@@ -125,7 +125,7 @@ SPEEDUP_NOTE = (
     " another draft may be best: the first table names it."
 )
 CHOICE_NOTE = (
-    "Rows are not corrected for choosing draft and K: of {draft} with K={k} that leaves {speedup}."
+    "Rows are not corrected for choosing draft and K: of {draft} with {k} that leaves {speedup}."
 )
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
 LOOKUP_NOTE = "A look-up ({}) has no break-even alpha: most rounds find fewer than K tokens."
@@ -321,8 +321,7 @@ def as_decided(summary: Summary, temperature: float) -> str:
     own = grid.own_answer(summary, temperature)
     if own is None or own.speedup is None or own.source != "replayed" or not own.speculates:
         return ""
-    draft, k = own.named
-    return CHOICE_NOTE.format(draft=draft, k=k, speedup=fmt.gain(own))
+    return CHOICE_NOTE.format(draft=own.named[0], k=grid.k_of(own), speedup=fmt.gain(own))
 
 
 def prompt_set_table(summary: Summary) -> Table:
