@@ -1098,9 +1098,7 @@ class AuditionConfig(ModelsConfig):
     until: str | None = _until("decided: losing drafts are dropped; all: every cell is measured")
     budget_s: float | None = _budget()
     engine: str | None = _engine()
-    p_min: list[float] | None = key(
-        None, f"next to K: {P_MIN}; null: 0, of files several", **P_MIN_LIMITS
-    )
+    p_min: list[float] | None = key(None, f"next to K: {P_MIN}", **P_MIN_LIMITS)
     flags: list[str] = key([], "of files: further flags of the servers")
     traces_from: str | None = key(
         None, "a run whose texts, scores and other keys are used", path=True
