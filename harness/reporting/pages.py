@@ -54,7 +54,7 @@ PAGES: Mapping[str, Page] = {
         "Sweep of {pair}: which K to serve, or none",
         verdict.of_answers,
         verdict.after_answers,
-        main=(sweep.cells_table, leaderboard.threshold_table, leaderboard.prompt_set_table),
+        main=(sweep.cells_table, leaderboard.threshold_tables, leaderboard.prompt_set_table),
         more=(
             answers.emits_table,
             latency.rounds_table,
@@ -71,7 +71,7 @@ PAGES: Mapping[str, Page] = {
         main=(
             cards.card_tables,
             leaderboard.leaderboard_tables,
-            leaderboard.threshold_table,
+            leaderboard.threshold_tables,
             leaderboard.prompt_set_table,
         ),
         more=(

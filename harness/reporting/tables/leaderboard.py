@@ -226,10 +226,14 @@ class GridRow(NamedTuple):
     by_k: Mapping[int, float]
 
 
-def threshold_table(summary: Summary) -> Table:
-    """Every K and threshold of each draft; no rows where drafts end by K alone."""
-    answer = summary.headline
-    candidates = () if answer is None else answer.candidates
+def threshold_tables(summary: Summary) -> list[Table]:
+    """Every K and threshold of each draft, by temperature; no rows where drafts end by K alone."""
+    several = len(summary.per_temperature) > 1
+    return [_thresholds(answer, several) for answer in summary.per_temperature]
+
+
+def _thresholds(answer: Answer, several_temperatures: bool) -> Table:
+    candidates = answer.candidates
     thresholds = grouped(candidates, lambda each: (each.draft, each.p_min or 0.0))
     rows = [
         GridRow(*name, {each.k: each.speedup for each in some})
@@ -247,7 +251,9 @@ def threshold_table(summary: Summary) -> Table:
         ),
     )
     several = any(row.p_min for row in rows)
-    return table("Every K and threshold", columns, rows if several else [], notes=(GRID_NOTE,))
+    at = f" at temperature {fmt.temperature(answer.temperature)}" if several_temperatures else ""
+    title = f"Every K and threshold{at}"
+    return table(title, columns, rows if several else [], notes=(GRID_NOTE,))
 
 
 # ---- several targets -----------------------------------------------------------------------------
