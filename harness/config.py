@@ -1228,7 +1228,7 @@ def _check_sources(config: AuditionConfig) -> None:
         raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
     if config.decode.penalises:
         given.append("decode.repetition_penalty")
-    if config.thresholds and given:
+    if config.thresholds and given and not config.on_servers:
         raise UserError(f"p_min={config.p_min}: not with {given[0]}; leave one out")
 
 

@@ -301,8 +301,8 @@ def test_every_k_is_measured_at_one_threshold_next_to_what_replay_expects_of_it(
 
 def test_an_audition_ranks_every_k_and_threshold_of_each_draft(tmp_path: Path) -> None:
     words = ["drafts=[tiny_good,tiny_eagle3,ngram]", "k=[1,2,4]", "prompts.limit=2", "threads=1"]
-    words += ["new_tokens=12", "latency.target_ms=10", "latency.draft_ms=2", "temperature=[0,1]"]
-    run = ran("audition", tmp_path, *words, "p_min=[0,0.5,0.9]")
+    words, times = [*words, "new_tokens=12"], ["latency.target_ms=10", "latency.draft_ms=2"]
+    run = ran("audition", tmp_path, *words, *times, "temperature=[0,1]", "p_min=[0,0.5,0.9]")
     summary = analyse(run)
     for answer in where(summary.answers, timed=True, prompt_set="all"):
         named = {(each.draft, each.k, each.p_min) for each in answer.candidates}
@@ -316,3 +316,4 @@ def test_an_audition_ranks_every_k_and_threshold_of_each_draft(tmp_path: Path) -
     assert len(rows) == len({*rows}) * 2, "a row for each draft and K"
     with pytest.raises(UserError, match=r"p_min=\[0.0, 0.5\]: not with traces_from"):
         compose("audition", ["p_min=[0,0.5]", f"traces_from={run.folder}"])
+    assert compose("audition", [f"traces_from={run.folder}", *times]).p_min == [0.0]

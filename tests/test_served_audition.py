@@ -139,7 +139,6 @@ def test_a_file_in_drafts_is_named_by_its_stem() -> None:
         ([f"model={TARGET}", "temperature=[1]"], "temperature=.*give temperature="),
         ([f"model={TARGET}", "latency.target_ms=3"], "latency.target_ms: not with"),
         ([f"model={TARGET}", "texts_from=http://localhost:1"], "texts_from: not with"),
-        (["p_min=[0.5]"], "p_min=.*model=FILE.gguf"),
         (["flags=[-ngl,9]"], "flags: of servers"),
     ],
 )
