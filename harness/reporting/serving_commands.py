@@ -113,7 +113,10 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
         return ()
     asked, made = summary.run.serve_on, list[Snippet]()
     first_line = asked or served_target(summary)  # the second: the target runs on that engine
-    for server in sorted(with_lines(), key=lambda name: name != first_line):
+    # Then those that have the threshold of what is to be served
+    ends = {name for name, spec in with_lines().items() if spec.stops_early and own.speculates}
+    ends = ends if own.p_min else set[str]()
+    for server in sorted(with_lines(), key=lambda name: (name != first_line, name not in ends)):
         # At temperature 0 a variant has the same drafts as its engine
         if server == asked or shown.row.temperature or ENGINES[server].variant_of is None:
             line = _engine_snippet(summary, own, server)
