@@ -210,7 +210,7 @@ def smoke_run(asked: argparse.Namespace, console: Console) -> list[dict[str, Any
 def implementations(opened_model: Opened) -> dict[str, Callable[[], CachedModel]]:
     """Every forward of a network by name; "as opened" is the one that the benchmark times.
 
-    Heads, adaptive drafting and backend=eager use "eager".
+    Heads, p_min and backend=eager use "eager".
     """
     network, width = opened_model.model.network, opened_model.model.vocab_size
     forwards: dict[str, Callable[[], CachedModel]] = {"as opened": lambda: opened_model.model}

@@ -81,6 +81,8 @@ REMOVED = {
     "alpha": "python -m harness.breakeven latency_from=RUN tabulates alpha=",
     "confidences_from": "a plan is for no draft, one K, and K by load, which read no confidences",
     "decode.acceptance_from": "decode.acceptance= takes rates by position",
+    "decode.stop": "p_min=[0,0.5,0.75,0.9] compares thresholds, next to K",
+    "decode.stop_threshold": "p_min=[0,0.5,0.75,0.9] compares thresholds, next to K",
     "draft=ngram_cache": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
     "draft=ngram_map_k": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
     "draft=ngram_map_k4v": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",

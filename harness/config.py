@@ -90,6 +90,16 @@ K_LIMITS: Mapping[str, Any] = {
 }
 
 
+# A threshold of drafts, and its limits
+P_MIN = "a draft ends at a token below this probability"
+P_MIN_LIMITS: Mapping[str, Any] = {
+    "least": 0,
+    "most": 0.999,
+    "distinct": True,
+    "example": "[0,0.5,0.75,0.9]",
+}
+
+
 def _grid(*default: int, meaning: str = "draft tokens per round; 0, plain, always runs") -> Any:
     return key([*default], meaning, example="[1,2,4]", **K_LIMITS)
 
@@ -519,22 +529,15 @@ class DecodeConf:
         choices=RULES,
         refused={"fly": "vLLM's fly accepts tokens that the target rejects: its text is another's"},
     )
-    stop: str = key(
-        "none", "threshold: no more drafts after an unlikely token", choices=("none", "threshold")
-    )
-    stop_threshold: float = key(
-        0.4, "with stop=threshold: unlikely is below this probability", least=0, most=1
-    )
     acceptance: Any = key(None, "synthetic: alpha, a list of rates by position, or {k: either}")
 
     @property
-    def loop_only(self) -> list[str]:
-        """The keys that are set and change how the loop itself runs."""
-        names = [] if self.acceptance is None else ["acceptance"]
-        return [*names, "stop"] if self.stop != "none" else names
+    def penalises(self) -> bool:
+        """True with a repetition penalty."""
+        return self.repetition_penalty not in (None, 1.0)
 
     def check(self) -> None:
-        """Refuse stop strings that cannot be meant, and two things that exclude each other."""
+        """Refuse stop strings that cannot be meant."""
         for text in self.stop_strings or ():
             if not text:
                 raise UserError("decode.stop_strings: an empty string would end every text")
@@ -543,8 +546,6 @@ class DecodeConf:
                     f"decode.stop_strings: {text} holds a backslash and an n, not a line break; "
                     f"in a shell write $'decode.stop_strings=[\"\\n\\n\"]'"
                 )
-        if len(self.loop_only) > 1:
-            raise UserError("decode.acceptance and decode.stop: give one of the two")
 
 
 @dataclass
@@ -661,9 +662,14 @@ class ModelsConfig(CommandConfig):
         return [k for k in self.k if k > 0]
 
     @property
-    def loop_keys(self) -> tuple[str, ...]:
-        """The keys of `DecodeConf.loop_only` that this command accepts."""
-        return ()
+    def sets_acceptance(self) -> bool:
+        """True where rounds are timed, so that acceptance can be set."""
+        return False
+
+    @property
+    def thresholds(self) -> list[float]:
+        """The `p_min` above 0 of drafts here; those of a server run are its servers'."""
+        return []
 
     @property
     def prompts_of_a_set(self) -> int:
@@ -695,15 +701,6 @@ class ModelsConfig(CommandConfig):
         engine = ENGINES[str(getattr(self, "engine", None))] if served else OWN
         if self.decode.rule is None:
             self.decode.rule = engine.rule
-        if self.decode.stop != "none":
-            from harness.theory.acceptance_rules import ACCEPTANCE_RULES  # imports numpy
-
-            rules = ACCEPTANCE_RULES.items()
-            if any(name == self.decode.rule and rule.rejected == "unknown" for name, rule in rules):
-                raise UserError(
-                    f"decode.stop={self.decode.stop}: what is drafted after a rejected token is not"
-                    f" replayed by decode.rule={self.decode.rule}; give one of the two"
-                )
         if self.new_tokens is None:
             stand_in = self.model.id.startswith("embedded:") or self.model.weights == "dummy"
             self.new_tokens = 48 if stand_in else 256
@@ -717,9 +714,8 @@ class ModelsConfig(CommandConfig):
                     f"{where}: read by llama.cpp alone, where harness.server engine=llamacpp"
                     f" or harness.audition starts it; {instead}"
                 )
-        for name in self.decode.loop_only:
-            if name not in self.loop_keys:
-                raise UserError(f"decode.{name}: only a sweep with mode=measure runs such a loop")
+        if self.decode.acceptance is not None and not self.sets_acceptance:
+            raise UserError("decode.acceptance: only a sweep with mode=measure runs such a loop")
         for k in self.speculative_ks if self.decode.acceptance is not None else ():
             rates_for(self.decode.acceptance, k)
 
@@ -785,9 +781,9 @@ class ProfileConfig(PairConfig):
     gpu: GpuConf | None = None
 
     @property
-    def loop_keys(self) -> tuple[str, ...]:
+    def sets_acceptance(self) -> bool:
         """Rounds may be timed with synthetic acceptance."""
-        return ("acceptance",)
+        return True
 
 
 @dataclass
@@ -796,6 +792,7 @@ class SweepConfig(PairConfig):
 
     gpu: GpuConf | None = None
     temperature: list[float] = _temperatures(0.0, 1.0)
+    p_min: list[float] = key([0.0], f"next to K: {P_MIN}", **P_MIN_LIMITS)
     engine: str | None = _engine()
     mode: str = key(
         "measure",
@@ -810,9 +807,14 @@ class SweepConfig(PairConfig):
     )
 
     @property
-    def loop_keys(self) -> tuple[str, ...]:
-        """All, unless the loop is replayed."""
-        return ("acceptance", "stop") if self.mode == "measure" else ()
+    def sets_acceptance(self) -> bool:
+        """Not where the loop is replayed."""
+        return self.mode == "measure"
+
+    @property
+    def thresholds(self) -> list[float]:
+        """The `p_min` above 0."""
+        return [p_min for p_min in self.p_min if p_min]
 
     @property
     def prompts_of_a_set(self) -> int:
@@ -826,31 +828,54 @@ class SweepConfig(PairConfig):
             return "mode=replay, which runs no cell"
         if self.decode.acceptance is not None:
             return "decode.acceptance, with which no text is the target's to be replayed"
-        if self.decode.stop != "none" and self.decode.repetition_penalty not in (None, 1.0):
-            return f"decode.stop={self.decode.stop} and a penalty, which are not replayed together"
+        if self.thresholds and self.decode.penalises:
+            return f"p_min={self.p_min} and a penalty, which are not replayed together"
         return None
 
     def check(self) -> None:
-        """A recorded graph drafts a fixed number of tokens; a look-up is sure of none.
-
-        Fills in what is measured.
-        """
+        """A look-up is sure of no token. Fills in what is measured."""
         self.until = _checked_until(self)
         super().check()
         if self.latency_from is not None and self.mode == "measure":
             raise UserError(
                 "latency_from: a sweep that measures times its own rounds; give mode=replay"
             )
-        if self.decode.stop != "none" and self.draft.spec.looks_up:
+        _check_thresholds(self)
+        if self.thresholds and self.draft.spec.looks_up:
             raise UserError(
-                f"decode.stop={self.decode.stop}: draft={self.draft.name} gives its tokens no "
-                "probability that a threshold could be compared with; leave it out"
+                f"p_min={self.p_min}: draft={self.draft.name} gives its tokens no probability that"
+                " a threshold could be compared with; leave it out"
             )
-        if self.decode.stop != "none" and self.backend == "cuda_graphs":
+        if self.until == "all" and self.mode == "measure" and len(self.p_min) > 1:
+            why = f", as with {self.not_in_looks}" if self.not_in_looks else ""
             raise UserError(
-                f"decode.stop={self.decode.stop}: reads every draft step back, which a recorded "
-                "graph cannot; use backend=eager"
+                f"p_min={self.p_min}: until=all{why} measures every K at one threshold; give one"
             )
+        if self.thresholds and self.decode.acceptance is not None:
+            raise UserError("decode.acceptance and p_min: give one of the two")
+        if self.thresholds and self.mode == "replay" and self.decode.penalises:
+            raise UserError(
+                f"p_min={self.p_min}: not replayed with decode.repetition_penalty; leave one out"
+            )
+
+
+def _check_thresholds(config: "SweepConfig | AuditionConfig") -> None:
+    """Refuse what replay, or a recorded graph, cannot do at a threshold."""
+    if not config.thresholds:
+        return
+    from harness.theory.acceptance_rules import ACCEPTANCE_RULES  # imports numpy
+
+    rules, asked = ACCEPTANCE_RULES.items(), f"p_min={config.p_min}"
+    if any(name == config.decode.rule and rule.rejected == "unknown" for name, rule in rules):
+        raise UserError(
+            f"{asked}: what is drafted after a rejected token is not replayed by"
+            f" decode.rule={config.decode.rule}; give one of the two"
+        )
+    if config.backend == "cuda_graphs":
+        raise UserError(
+            f"{asked}: reads every draft step back, which a recorded graph cannot; use"
+            " backend=eager"
+        )
 
 
 def _checked_until(config: "SweepConfig | AuditionConfig | ServerConfig") -> str:
@@ -893,11 +918,7 @@ class ServerConfig(PairConfig):
         **K_LIMITS,
     )
     p_min: list[float] = key(
-        [0.0],
-        "a draft ends at a token below this probability; one value; 0: none",
-        example="[0.75]",
-        least=0,
-        most=0.999,
+        [0.0], f"{P_MIN}; one value; 0: none", **{**P_MIN_LIMITS, "example": "[0.75]"}
     )
     adaptive: bool = key(False, "whether a server that decides on K itself is measured, too")
     schedule: Any = key(
@@ -1077,14 +1098,7 @@ class AuditionConfig(ModelsConfig):
     until: str | None = _until("decided: losing drafts are dropped; all: every cell is measured")
     budget_s: float | None = _budget()
     engine: str | None = _engine()
-    p_min: list[float] | None = key(
-        None,
-        "of files: a draft ends at a token below this probability",
-        example="[0,0.5,0.75,0.9]",
-        least=0,
-        most=0.999,
-        distinct=True,
-    )
+    p_min: list[float] | None = key(None, f"next to K: {P_MIN}", **P_MIN_LIMITS)
     flags: list[str] = key([], "of files: further flags of the servers")
     traces_from: str | None = key(
         None, "a run whose texts, scores and other keys are used", path=True
@@ -1116,13 +1130,14 @@ class AuditionConfig(ModelsConfig):
         """
         if self.on_servers:
             _check_served(self)
-        elif self.p_min is not None or self.flags:
-            name = "flags" if self.p_min is None else f"p_min={self.p_min}"
+        elif self.flags:
             raise UserError(
-                f"{name}: of servers, which an audition starts for model=FILE.gguf; leave it out"
+                "flags: of servers, which an audition starts for model=FILE.gguf; leave it out"
             )
+        self.p_min = [0.0] if self.p_min is None else self.p_min
         self.until = _checked_until(self)
         super().check()
+        _check_thresholds(self)
         _check_sources(self)
         if self.drafts is None:
             self.drafts = [self.draft.name] if self.draft else [*EMBEDDED_DRAFTS]
@@ -1132,9 +1147,9 @@ class AuditionConfig(ModelsConfig):
             )
 
     @property
-    def loop_keys(self) -> tuple[str, ...]:
-        """Adaptive drafting is replayed."""
-        return ("stop",)
+    def thresholds(self) -> list[float]:
+        """The `p_min` above 0."""
+        return [p_min for p_min in self.p_min or () if p_min]
 
     @property
     def prompts_of_a_set(self) -> int:
@@ -1211,10 +1226,10 @@ def _check_sources(config: AuditionConfig) -> None:
         raise UserError("latency.measure: with traces_from=RUN only; else steps are timed")
     if config.latency.measure and timed:
         raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
-    if config.decode.repetition_penalty not in (None, 1.0):
+    if config.decode.penalises:
         given.append("decode.repetition_penalty")
-    if config.decode.stop != "none" and given:
-        raise UserError(f"decode.stop={config.decode.stop}: not with {given[0]}; leave one out")
+    if config.thresholds and given and not config.on_servers:
+        raise UserError(f"p_min={config.p_min}: not with {given[0]}; leave one out")
 
 
 @dataclass

@@ -213,8 +213,13 @@ class Answer:
     @property
     def name(self) -> tuple[str | None, int, float | None]:
         """The draft, K and threshold whose speedup this is."""
+        return (*self.named, self.named_p_min)
+
+    @property
+    def named_p_min(self) -> float | None:
+        """The threshold of what is named; None: none."""
         p_min = self.p_min or self.reason_values.get("p_min")
-        return (*self.named, p_min if isinstance(p_min, float) else None)
+        return p_min if isinstance(p_min, float) else None
 
     @property
     def by_k(self) -> tuple[CandidateSpeedup, ...]:
@@ -284,7 +289,6 @@ class SamplingFacts:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_threshold: float | None = None
     p_min: float | None = None  # on servers with a threshold, as the key has it
 
 
@@ -451,27 +455,6 @@ class Leaderboard:
     temperature: float
     engines: tuple[str, ...]  # the engines that accept by this rule
     rows: tuple[LeaderboardRow, ...]
-
-
-@dataclass(frozen=True)
-class AdaptiveRow:
-    """Adaptive drafting by replay: up to K tokens, until one is less likely than the threshold."""
-
-    k: int
-    threshold: float  # 0: always K
-    speedup: float  # predicted, corrected for the selection where there is an interval
-    speedup_lo: float | None = None  # 95 % interval; None with too few prompts
-    speedup_hi: float | None = None
-
-
-@dataclass(frozen=True)
-class AdaptiveDrafting:
-    """The speedups of adaptive drafting with one draft."""
-
-    draft: str
-    temperature: float
-    fixed: AdaptiveRow  # the best K without a threshold
-    best: AdaptiveRow  # the best threshold and K
 
 
 @dataclass(frozen=True)
@@ -1190,7 +1173,6 @@ class Summary:
     # Sweep and audition
     # One per acceptance rule and temperature, the verdict's rule first.
     leaderboards: tuple[Leaderboard, ...] = ()
-    adaptive: tuple[AdaptiveDrafting, ...] = ()
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None
     memory: tuple[DraftMemory, ...] = ()

@@ -1,10 +1,11 @@
-"""Adaptive drafting by replay: equal to the loop.
+"""Thresholds by replay: equal to the loop.
 
-The embedded pairs run in the loop that a sweep with decode.stop=threshold runs.
+The embedded pairs run in the loop that a sweep with p_min runs.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +17,10 @@ from stubs import CPU, REQUEST, TableModel, assert_counts, decoded
 
 from harness import prompts
 from harness.analysis import analyse
-from harness.analysis.adaptive import THRESHOLDS, adaptive_drafting
 from harness.analysis.replayed import ScoredTexts, replayed_adaptively
-from harness.analysis.round_costs import Latency
+from harness.analysis.scored_drafts import scored_drafts
+from harness.analysis.setup import Setup
+from harness.analysis.verdict import Candidate
 from harness.cli import compose
 from harness.commands.opening import open_pair
 from harness.commands.pair import Pair, Scoring
@@ -26,13 +28,13 @@ from harness.commands.requests import request
 from harness.config import SweepConfig
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
+from harness.engine_facts.engines import ENGINES
 from harness.measurement.confidences import draft_confidences
 from harness.measurement.generations import Request, round_counts, run_trial
 from harness.measurement.target_texts import GeneratedText
-from harness.records import DraftConfidence, Round, Rule, TextTrace, Trial, UserError
+from harness.records import Round, Rule, TextTrace, Trial, UserError, where
 from harness.stats.jackknife import Array
 from harness.theory.replay import drafted_by_accepted, until_unlikely
-from harness.theory.speedup import RoundTimes
 
 pytestmark = pytest.mark.usefixtures("few_samples")
 K = 4
@@ -153,10 +155,9 @@ class Opened(NamedTuple):
         self, threshold: float, temperature: float, repetitions: Iterable[int]
     ) -> tuple[list[Trial], list[GeneratedText]]:
         """The generations that stop drafting below the threshold, and their texts."""
-        config = replace(self.config, decode=replace(self.config.decode, stop_threshold=threshold))
         target, draft = self.pair.target_model, self.pair.drafting
         requests = [
-            request(self.pair, config, entry, K, temperature, repetition)
+            request(self.pair, self.config, entry, K, temperature, repetition, p_min=threshold)
             for repetition in repetitions
             for entry in self.pair.prompts
         ]
@@ -190,7 +191,7 @@ def gaps_of(trials: Sequence[Trial], scored: ScoredTexts, threshold: float) -> A
     params=["tiny_good", pytest.param("tiny_eagle3", marks=pytest.mark.exhaustive)],
 )
 def pair(request: pytest.FixtureRequest) -> Opened:
-    words = [f"draft={request.param}", "decode.stop=threshold", "new_tokens=12", "threads=1"]
+    words = [f"draft={request.param}", "p_min=[0.1]", "new_tokens=12", "threads=1"]
     config = compose("sweep", [*words, "k=[4]", "temperature=[0,1]", "prompts.limit=6"])
     return Opened(open_pair(config, prompts.load(config.prompts)), config)
 
@@ -236,68 +237,83 @@ def test_drafting_stops_after_the_first_unlikely_token_and_not_at_a_texts_end() 
     ]
 
 
-LATENCY = Latency(RoundTimes(1.0, ((1, 1.5), (2, 2.0), (4, 3.0))))
+# Runs
 
 
-def two_token_texts(prompts: int, length: int = 40) -> ScoredTexts:
-    """The target always emits one token, which the draft draws with 0.6, else another, with 0.4."""
-    traces = [
-        replace(
-            trace_of(GeneratedText(each, (0,), "budget"), TableModel()),
-            tokens=np.zeros(length, dtype=np.int32),
-            target_logprob=np.zeros(length),
-            draft_logprob=np.full(length, np.log(0.6)),
-            draft_is_argmax=np.ones(length, dtype=bool),
-        )
-        for each in (request_of(number, 1.0, "ratio", 1) for number in range(prompts))
-    ]
-    unlikely = np.full((length + 1, K), 0.4)
-    confidences = {
-        t.key: DraftConfidence("draft", t.prompt_set, t.prompt, t.repetition, 1.0, unlikely)
-        for t in traces
-    }
-    return ScoredTexts(traces, confidences, "ratio")
-
-
-def test_the_best_threshold_is_less_the_optimism_of_its_choice_and_has_an_interval() -> None:
-    # Confidence tells nothing of acceptance: next to the best, thresholds differ by little but luck
-    for seed in (1, 3, 5):
-        rng, texts = np.random.default_rng(seed), two_token_texts(12)
-        traces = [
-            replace(t, temperature=0.0, draft_logprob=np.where(rng.random(40) < 0.6, 0.0, -np.inf))
-            for t in texts.traces
-        ]
-        known = {
-            trace.key: replace(each, temperature=0.0, values=rng.random((41, K)))
-            for trace, each in zip(traces, texts.confidences.values(), strict=True)
-        }
-        found = adaptive_drafting(ScoredTexts(traces, known, "ratio"), [2, 4], LATENCY, seed=seed)
-        for chosen in (found.fixed, found.best):
-            assert chosen.speedup_lo is not None
-            assert chosen.speedup_hi is not None
-            assert chosen.speedup_lo < chosen.speedup < chosen.speedup_hi
-        k, scored = found.best.k, ScoredTexts(traces, known, "ratio")
-        counts = replayed_adaptively(scored, k, found.best.threshold)
-        cost = (counts.proposals @ LATENCY.relative(k)).sum()
-        assert found.best.speedup < 0.999 * counts.new_tokens.sum() / cost
-    few = adaptive_drafting(two_token_texts(4), [2, 4], LATENCY)
-    assert (few.best.speedup_lo, few.fixed.speedup_hi) == (None, None)
-
-
-@pytest.mark.exhaustive
-def test_an_audition_shows_the_best_threshold_of_each_draft(tmp_path: Path) -> None:
-    words = ["drafts=[tiny_good,tiny_eagle3,ngram]", "k=[1,2,4]", "prompts.limit=2"]
-    words += ["new_tokens=12"]
-    times = ["latency.target_ms=10", "latency.draft_ms=2", "threads=1", "temperature=[0,1]"]
-    words = [f"results_root={tmp_path}", "decode.stop=threshold", *words, *times]
-    run = ran("audition", *words)
+def test_a_sweep_measures_the_best_k_and_threshold_and_its_rounds_are_those_replayed(
+    tmp_path: Path,
+) -> None:
+    words = ["k=[2,4]", "p_min=[0.5,0.9]", "temperature=[0]", "new_tokens=24", "prompts.limit=4"]
+    run = ran("sweep", tmp_path, *words, "threads=1")
+    assert run.manifest.looks is not None
+    (chosen,) = run.manifest.looks.chosen
+    setup = Setup(run)
+    predicted = scored_drafts(setup).predicted("ratio", 0.0)
+    assert predicted is not None
+    grid = {Candidate("tiny_good", k, p_min) for k in (2, 4) for p_min in (0.5, 0.9)}
+    assert {*predicted.replays.candidates} == grid
+    gains = predicted.evidence.speedups(None)
+    # Further rounds are timed after the choice, which may change which of two ties is ahead
+    named = Candidate("tiny_good", chosen.k or 0, chosen.p_min)
+    assert gains[named] > 0.9 * max(gains.values())
+    for k in (2, 4):  # every K at the one threshold, text by text
+        counts = predicted.replays.candidates[named._replace(k=k)]
+        rows = {name: row for row, name in enumerate(predicted.replays.names)}
+        measured = where(run.trials, k=k, status="ok")
+        assert measured
+        for trial in measured:
+            row = rows[trial.prompt_set, trial.prompt]
+            expected = counts.rounds[row], counts.drafted[row]
+            assert (trial.rounds, trial.drafted) == pytest.approx(expected)
     summary = analyse(run)
-    assert [(entry.draft, entry.temperature) for entry in summary.adaptive] == [
-        (draft, temperature) for temperature in (0.0, 1.0) for draft in ("tiny_good", "tiny_eagle3")
-    ]
-    assert all(entry.best.threshold in THRESHOLDS for entry in summary.adaptive)
+    answer = summary.headline
+    assert answer is not None
+    assert {Candidate(e.draft, e.k, e.p_min or 0.0) for e in answer.candidates} == grid
+    assert (*answer.named, answer.named_p_min) == named
+    assert [row.k for row in summary.results if row.source == "replayed"] == [0, 2, 4] * 2
     written = (run.folder / "report.md").read_text()
-    assert "Adaptive drafting" in written
-    assert "Not available for ngram: it gives its tokens no probability" in written
-    with pytest.raises(UserError, match=r"decode\.stop=threshold: not with traces_from"):
-        compose("audition", [*words[:2], f"traces_from={run.folder}"])
+    assert "## Every K and threshold" in written
+    assert f"Drafts ended at p_min={named.p_min:g} (T=0)." in written
+
+
+@pytest.mark.parametrize("draft", ["tiny_good", "tiny_eagle3"])
+def test_every_k_is_measured_at_one_threshold_next_to_what_replay_expects_of_it(
+    draft: str, tmp_path: Path
+) -> None:
+    words = ["prompts.limit=2", "temperature=[0.0]", "new_tokens=12", f"draft={draft}", "k=[4]"]
+    run = ran("sweep", tmp_path, *words, "threads=1", "p_min=[0.9]", "until=all")
+    drafting = [trial for trial in run.trials if trial.k == 4]
+    assert sum(t.drafted or 0 for t in drafting) < 4 * sum(t.rounds or 0 for t in drafting)
+    summary = analyse(run)
+    for prompt_set in ("easy", "hard"):
+        loop, replayed = where(summary.results, k=4, prompt_set=prompt_set)
+        assert (loop.source, replayed.source) == ("measured", "replayed")
+        assert replayed.tokens_per_round == pytest.approx(loop.tokens_per_round)
+        by_round = ((row.drafted or 0) / (row.rounds or 1) for row in (loop, replayed))
+        assert next(by_round) == pytest.approx(next(by_round))
+    assert [(check.prompt_set, check.k) for check in summary.replay_checks] == [
+        ("easy", 4),
+        ("hard", 4),
+    ]
+    assert summary.headline is not None
+    assert summary.headline.reason_values["p_min"] == 0.9
+
+
+def test_an_audition_ranks_every_k_and_threshold_of_each_draft(tmp_path: Path) -> None:
+    words = ["drafts=[tiny_good,tiny_eagle3,ngram]", "k=[1,2,4]", "prompts.limit=2", "threads=1"]
+    words, times = [*words, "new_tokens=12"], ["latency.target_ms=10", "latency.draft_ms=2"]
+    run = ran("audition", tmp_path, *words, *times, "temperature=[0,1]", "p_min=[0,0.5,0.9]")
+    summary = analyse(run)
+    for answer in where(summary.answers, timed=True, prompt_set="all"):
+        named = {(each.draft, each.k, each.p_min) for each in answer.candidates}
+        models = product(("tiny_good", "tiny_eagle3"), (1, 2, 4), (None, 0.5, 0.9))
+        assert named == {*models, *(("ngram", k, None) for k in (1, 2, 4))}
+    # An engine with no such threshold is told what its own rounds emit
+    for answer in where(summary.answers, timed=False):
+        assert answer.p_min is None or ENGINES[str(answer.engine)].stops_early
+    assert "## Every K and threshold" in (run.folder / "report.md").read_text()
+    rows = [(row.draft, row.k) for row in summary.results if row.prompt_set == "easy"]
+    assert len(rows) == len({*rows}) * 2, "a row for each draft and K"
+    with pytest.raises(UserError, match=r"p_min=\[0.0, 0.5\]: not with traces_from"):
+        compose("audition", ["p_min=[0,0.5]", f"traces_from={run.folder}"])
+    assert compose("audition", [f"traces_from={run.folder}", *times]).p_min == [0.0]

@@ -1,4 +1,4 @@
-"""Adaptive drafting stops where the draft is unsure; the n-gram drafter looks its tokens up."""
+"""A threshold ends drafts where the draft is unsure; the n-gram drafter looks its tokens up."""
 
 import itertools
 from collections import defaultdict
@@ -25,7 +25,6 @@ from stubs import (
 from test_verification import cells, emitted_after, random_distribution, sequence_probabilities
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from harness.analysis import analyse
 from harness.analysis.replayed import as_served
 from harness.decoding.lookups import (
     NgramDrafter,
@@ -38,13 +37,13 @@ from harness.engine_facts.draft_kinds import DRAFTS
 from harness.measurement.draft_scores import lookup_traces
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText
-from harness.records import RULES, Round, Rule, where
+from harness.records import RULES, Round, Rule
 from harness.theory.replay import replay, replay_texts
 
 K = 3
 SAMPLED = SamplingParameters(1.0)
 
-# Adaptive drafting
+# Thresholds
 
 
 def proposals(probabilities, threshold: float) -> dict[tuple[int, ...], float]:
@@ -94,33 +93,6 @@ def test_the_threshold_decides_how_much_is_drafted_and_not_the_greedy_text() -> 
     some = {entry.drafted for entry in adaptive(0.5, temperature=1.0)}
     assert some > {1}
     assert max(some) <= 4
-
-
-@pytest.mark.usefixtures("few_samples")
-@pytest.mark.parametrize("draft", ["tiny_good", "tiny_eagle3"])
-def test_a_sweep_drafts_adaptively_next_to_what_replay_expects_of_it(
-    draft: str, tmp_path: Path
-) -> None:
-    words = [f"results_root={tmp_path}", "prompts.limit=2", "temperature=[0.0]", "new_tokens=12"]
-    words += [f"draft={draft}", "k=[4]", "threads=1"]
-    words += ["decode.stop=threshold", "decode.stop_threshold=0.9"]
-    run = ran("sweep", *words, "until=all")
-    drafting = [trial for trial in run.trials if trial.k == 4]
-    assert sum(t.drafted or 0 for t in drafting) < 4 * sum(t.rounds or 0 for t in drafting)
-    summary = analyse(run)
-    assert [(check.prompt_set, check.k) for check in summary.replay_checks] == [
-        ("easy", 4),
-        ("hard", 4),
-    ]
-    for prompt_set in ("easy", "hard"):
-        loop, replayed = where(summary.results, k=4, prompt_set=prompt_set)
-        assert (loop.source, replayed.source) == ("measured", "replayed")
-        assert replayed.tokens_per_round == pytest.approx(loop.tokens_per_round)
-        by_round = ((row.drafted or 0) / (row.rounds or 1) for row in (loop, replayed))
-        assert next(by_round) == pytest.approx(next(by_round))
-    assert {row.k for row in summary.results if row.source == "replayed"} == {0, 4}
-    assert [(entry.draft, entry.temperature) for entry in summary.adaptive] == [(draft, 0.0)]
-    assert "Adaptive drafting (decode.stop=threshold)" in (run.folder / "report.md").read_text()
 
 
 # N-grams

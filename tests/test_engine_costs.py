@@ -175,7 +175,7 @@ def test_a_sweep_is_replayed_at_a_servers_costs(tmp_path: Path) -> None:
         (["model=tiny_good"], "measured with model=tiny .* which is not model=tiny_good"),
         (["model.dtype=bfloat16"], "measured in float32, and model=tiny is loaded in bfloat16"),
         (["gpu=h100"], "measured on AMD EPYC, not on gpu=h100"),
-        (["decode.stop=threshold"], "decode.stop=threshold: not with latency_from="),
+        (["p_min=[0.5]"], r"p_min=\[0.5\]: not with latency_from="),
         (["decode.repetition_penalty=1.1"], "its drafts take no decode.repetition_penalty"),
         (["latency.target_ms=1"], "latency_from and latency.target_ms: give one of the two"),
     ],

@@ -589,16 +589,16 @@ def fallbacks(summary: Summary) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("graphs_on_the_cpu", "few_samples")
 @pytest.mark.parametrize(
-    ("draft", "stop", "reason"),
+    ("draft", "p_min", "reason"),
     [
-        ("tiny_eagle3", "none", "no CUDA graphs, a head reads hidden states"),
-        ("tiny_good", "threshold", "no CUDA graphs, adaptive drafting reads every draft step back"),
+        ("tiny_eagle3", 0, "no CUDA graphs, a head reads hidden states"),
+        ("tiny_good", 0.5, "no CUDA graphs, p_min reads every draft step back"),
     ],
 )
 def test_what_runs_eagerly_on_a_card_says_so_with_its_reason(
-    draft: str, stop: str, reason: str, tmp_path: Path
+    draft: str, p_min: float, reason: str, tmp_path: Path
 ) -> None:
-    words = [*FEW, f"results_root={tmp_path}", f"draft={draft}", f"decode.stop={stop}"]
+    words = [*FEW, f"results_root={tmp_path}", f"draft={draft}", f"p_min=[{p_min}]"]
     run = ran("sweep", *words, "until=all")
     assert run.manifest.models["target"].engine == "lean"
     said = fallbacks(on_a_card(run))

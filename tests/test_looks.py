@@ -188,12 +188,12 @@ def choosing() -> Iterator[SimpleNamespace]:
 def chosen_by(patch: pytest.MonkeyPatch) -> SimpleNamespace:
     asked = SimpleNamespace(choices=0, looks=[], decided_at=2)
 
-    def choice(run: StoredRun, temperature: float) -> int:
+    def choice(run: StoredRun, temperature: float) -> ChosenK:
         assert {trace.temperature for trace in run.traces} == set(TEMPERATURES)
         assert {line.k for line in run.rounds} == {0, 1, 2}
         assert temperature in TEMPERATURES
         asked.choices += 1
-        return 2
+        return ChosenK(temperature, 2)
 
     def decided(run: StoredRun, look: int) -> set[float]:
         assert run.checks, "greedy texts are judged before anything is decided on them"
@@ -409,8 +409,8 @@ def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(
         (("until=all",), "all", 8),
         (("mode=replay",), "all", 8),
         (("decode.acceptance=0.7",), "all", 8),
-        (("decode.stop=threshold",), "decided", 64),
-        (("decode.stop=threshold", "decode.repetition_penalty=1.2"), "all", 8),
+        (("p_min=[0,0.5]",), "decided", 64),
+        (("p_min=[0.5]", "decode.repetition_penalty=1.2"), "all", 8),
         (("prompts.limit=5",), "decided", 5),
         (("prompts.limit=null",), "decided", None),
         (("until=all", "prompts.limit=5"), "all", 5),

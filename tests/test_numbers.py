@@ -64,7 +64,6 @@ REMOVED: dict[str, str] = {
     "speedups_by_k/*/rule": "the linear rule holds for a measured rate alone",
     **dict.fromkeys(
         (
-            *("adaptive/*/best_k_per_round", "adaptive/*/flag_oracle"),
             *("served/by_k/*/whole_request_speedup", "served/by_k/*/round_cost"),
             "served/costs/*start_error_s",
             "served/latencies/*/paired/*",
@@ -93,13 +92,7 @@ REMOVED: dict[str, str] = {
     "leaderboards/*/usd_per_million_tokens": "the price of a token / the speedup",
     "leaderboards/*/draft_memory_bytes": "memory has it",
     "category_alpha/*": "a user's category is a prompt set, which has a verdict",
-    **dict.fromkeys(
-        (
-            *("adaptive/*/rule", "adaptive/*/thresholds/*", "adaptive/*/tokens_per_round"),
-            "adaptive/*/drafted_per_round",
-        ),
-        "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
-    ),
+    "adaptive/*": "a threshold is a candidate: 0034-a-threshold-is-part-of-the-grid.md",
     **dict.fromkeys(
         (
             *("replay_checks/*/prompts", "replay_checks/*/measured_*"),

@@ -121,10 +121,11 @@ def as_fast_as_plain(run: StoredRun) -> StoredRun:
 def test_the_k_that_replays_best_is_measured_and_named(run: StoredRun) -> None:
     sweep = pair_run(Setup(run))
     for temperature in (0.0, 1.0):
-        k, predicted = choice(run, temperature), sweep.drafts.by_rule[sweep.setup.rule, temperature]
+        chosen = choice(run, temperature)
+        predicted = sweep.drafts.by_rule[sweep.setup.rule, temperature]
         board = leaderboard(sweep.drafts, predicted, {})
         (row,) = [row for row in board.rows if row.draft is not None]
-        assert k == row.k
+        assert (chosen.k, chosen.p_min) == (row.k, 0.0)
     for evidence in sweep.evidence:
         assert evidence.pairs is not None
         assert evidence.named == Candidate("tiny_good", k_at(run, evidence.temperature))

@@ -11,6 +11,7 @@ TYPED = "latency.target_ms=10 latency.draft_ms=2"
 TEXTS = f"texts_from=http://127.0.0.1:9 {TYPED}"
 RANDOM = "model=qwen3_4b model.weights=dummy"
 RATE = "decode.acceptance=0.8"
+PENALTY = "decode.repetition_penalty=1.2"
 ONLY_MEASURED = "decode.acceptance: only a sweep with mode=measure"
 
 # Commands, the words after it, and a part of the line; by what is refused
@@ -52,16 +53,20 @@ REFUSED = {
         ("sweep", "decode.repetition_penalty=0", "decode.repetition_penalty: 0.0 is not a number"),
         ("sweep", "decode.stop_strings=['']", "decode.stop_strings: an empty string"),
         ("sweep", r"decode.stop_strings=['\n']", "holds a backslash and an n, not a line break"),
-        ("sweep", "draft=ngram decode.stop=threshold", "no probability that a threshold"),
-        ("sweep", "decode.stop=threshold backend=cuda_graphs", "backend=eager"),
-        ("sweep", "decode.stop=threshold mode=replay", "only a sweep with mode=measure"),
+        ("sweep", "draft=ngram p_min=[0,0.5]", "no probability that a threshold"),
+        ("sweep", "p_min=[0.5] backend=cuda_graphs", "backend=eager"),
+        ("sweep", f"{PENALTY} p_min=[0.5] mode=replay", "not replayed with decode.repetition_pen"),
+        ("sweep", f"{PENALTY} p_min=[0,0.5]", "and a penalty, which are not replayed together"),
+        ("sweep", "until=all p_min=[0,0.5]", "until=all measures every K at one threshold"),
+        ("sweep", "p_min=[1]", "p_min: 1.0 is not a number of at least 0 and at most"),
+        ("audition", f"{PENALTY} p_min=[0.5]", "not with decode.repetition_penalty"),
         ("snapshot", RATE, ONLY_MEASURED),
         ("audition", RATE, ONLY_MEASURED),
         ("sweep", f"{RATE} mode=replay", ONLY_MEASURED),
-        ("sweep", f"{RATE} decode.stop=threshold", "give one of the two"),
+        ("sweep", f"{RATE} p_min=[0.5]", "give one of the two"),
         ("sweep", "decode.acceptance=[0.5] k=[8]", "needs 8"),
-        ("sweep", "decode.rule=block decode.stop=threshold", "decode.rule=block"),
-        ("audition", "decode.rule=block decode.stop=threshold", "decode.rule=block"),
+        ("sweep", "decode.rule=block p_min=[0.5]", "decode.rule=block"),
+        ("audition", "decode.rule=block p_min=[0.5]", "decode.rule=block"),
         ("server", "engine=vllm decode.rule=fly", "'fly' is refused (vLLM's fly accepts"),
     ],
     "looks and budgets": [

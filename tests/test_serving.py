@@ -48,6 +48,7 @@ def decided(
     draft: str = DRAFT,
     name: str = "small",
     loss: Any = "does_not_pay",
+    p_min: float | None = None,
     **changes: Any,
 ) -> Summary:
     """A sweep of rule ratio with this K and speedup; a speedup below 1 is the decision `loss`."""
@@ -74,6 +75,7 @@ def decided(
         engine="own",
         rule="ratio",
         source="measured",
+        p_min=p_min,
     )
     others = (
         replace(
@@ -88,12 +90,12 @@ def decided(
             rule=spec.rule,
             source="replayed",
             rounds=(RoundTokens(k, emits[spec.rule], None, None, 2.1),),
+            p_min=p_min if spec.stops_early else None,
         )
         for server, spec in with_lines().items()
         if spec.rule in emits
         and not facts.get("synthetic")
         and drafts_alike(server, kind, temperature)
-        and (server == "transformers" or "stop_threshold" not in (sampling or {}))
     )
     return Summary(RunFacts(**facts), answers=(of_own, *others))
 
@@ -181,7 +183,7 @@ def test_no_line_has_a_speedup_and_each_says_that_its_engine_was_not_measured() 
         decided(GREEDY, temperature=0.0),
         decided(emits={"ratio": 3.0}),
         decided(GREEDY, synthetic=True),
-        decided(sampling={"stop_threshold": 0.3}),
+        decided(p_min=0.3),
     ):
         for snippet in snippets_of(made):
             told = " ".join((snippet.title, *snippet.notes))
@@ -271,12 +273,14 @@ def test_names_are_quoted_in_python_too() -> None:
     ast.parse(lines(decided(draft="a'b\\c"))["transformers"].code)
 
 
-def test_a_run_that_stopped_drafting_early_is_served_so_where_the_engine_can() -> None:
-    snippets = lines(decided(sampling={"stop_threshold": 0.3}))
+def test_a_threshold_is_served_where_the_engine_ends_drafts_as_the_harness_does() -> None:
+    snippets = lines(decided(p_min=0.3))
+    assert "K=4, p_min=0.3: not measured" in snippets["transformers"].title
     assert "assistant_confidence_threshold = 0.3" in snippets["transformers"].code
     assert "less time than 3.00 plain tokens" in snippets["transformers"].notes[0]
     for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm"):
-        assert "stopped drafting early, it does not" in snippets[engine].notes[0]
+        assert "p_min" not in snippets[engine].title
+        assert "p-min" not in snippets[engine].code
 
 
 def test_the_sampling_of_the_run_is_on_the_line_or_asked_of_requests() -> None:

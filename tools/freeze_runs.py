@@ -38,7 +38,7 @@ RUNS = {
     "audition": ("audition", *PROMPTS, "temperature=[0.0,1.0]", DRAFTS),
     "audition_threshold": (
         *("audition", *SERVED, "k=[1,2,4]", "temperature=[0.0]", "drafts=[tiny_good,tiny_small]"),
-        *("decode.rule=greedy_draft", "decode.stop=threshold"),
+        "p_min=[0,0.5,0.9]",
     ),
     "profile": ("profile", "k=[1,2,4]", "seed=3", "threads=1"),
     "breakeven": ("breakeven", *TYPED),

@@ -125,7 +125,8 @@ def answered(
 def with_round_tokens(answer: Answer, predicted: Predicted, shares: Weights) -> Answer:
     """An answer of our own loop, with what a round of its draft emits and costs at every K."""
     part = _only(answer.prompt_set, predicted, shares)
-    return replace(answer, rounds=() if part is None else _rounds(*part, answer.named[0]))
+    named = Candidate(answer.named[0] or "", answer.named[1], answer.named_p_min or 0.0)
+    return replace(answer, rounds=() if part is None else _rounds(*part, named))
 
 
 def carried_over(
@@ -155,15 +156,16 @@ def carried_over(
     if part is None or not gains:
         return unknown
     draft, k = answer.named
-    named = Candidate(draft or "", k)
+    named = Candidate(draft or "", k, answer.named_p_min or 0.0)
     if named not in gains:
         named = max(gains, key=gains.__getitem__)
-    rounds = _rounds(*part, named.draft)
-    made = replace(unknown, rounds=rounds, reason_values={"draft": named.draft, "k": named.k})
+    rounds, values = _rounds(*part, named), {"draft": named.draft, "k": named.k}
+    values |= {"p_min": named.p_min} if named.p_min else {}
+    made = replace(unknown, rounds=rounds, reason_values=values)
     highest = [entry.tokens_per_round_hi for entry in rounds]
     if all(bound is not None and bound <= LEAST_COST + ZERO for bound in highest):
         return replace(made, decision="does_not_pay", reason="nothing_accepted")
-    return replace(made, draft=named.draft, k=named.k)
+    return replace(made, draft=named.draft, k=named.k, p_min=named.p_min or None)
 
 
 def _only(
@@ -179,11 +181,14 @@ def _only(
     return replace(predicted, replays=replays.only([prompt_set])), None
 
 
-def _rounds(predicted: Predicted, shares: Weights, draft: str | None) -> tuple[RoundTokens, ...]:
-    """Tokens per round of a draft at every K, and the cost of a round on our own loop."""
+def _rounds(predicted: Predicted, shares: Weights, named: Candidate) -> tuple[RoundTokens, ...]:
+    """Tokens per round of a draft at every K, and the cost of a round on our own loop.
+
+    At the threshold of what is named.
+    """
     replays, made = predicted.replays, list[RoundTokens]()
     for name, gain in predicted.evidence.speedups(shares).items():
-        if name.draft != draft:
+        if (name.draft, name.p_min) != (named.draft, named.p_min):
             continue
         counts, latency = replays.candidates[name], predicted.latencies[name.draft]
         per_token = workload_ratio(counts.rounds, counts.new_tokens, replays.prompt_sets, shares)
@@ -214,11 +219,11 @@ def explain(
     """The obstacles to a gain of a draft at the K of an answer, else at its best K.
 
     None where it gains, and of a draft that was not replayed, of which no step was timed, or that
-    looks its tokens up.
+    looks its tokens up. Nor at a threshold, whose rounds have no fixed length.
     """
     speedups = predicted.evidence.speedups(weights).items()
-    gains = {name.k: gain for name, gain in speedups if name.draft == draft}
-    if not gains or draft in predicted.replays.lookups:
+    gains = {name.k: gain for name, gain in speedups if (name.draft, name.p_min) == (draft, 0.0)}
+    if not gains or draft in predicted.replays.lookups or answer.named_p_min:
         return None
     latency = predicted.latencies[draft]
     steps, rounds, named = latency.steps, latency.rounds, answer.named[1]

@@ -18,7 +18,7 @@ from harness.engine_facts.engines import with_lines
 from harness.records import Rule, grouped
 from harness.stats.jackknife import Variance, Weights, enough_prompts, set_weights, share_interval
 from harness.stats.workload import Workload
-from harness.summary import AdaptiveRow, Answer, Leaderboard, LeaderboardRow
+from harness.summary import Leaderboard, LeaderboardRow
 
 # Of the speedups, for the chance that a draft is the fastest
 DRAWS = 4000
@@ -88,13 +88,3 @@ def _row(
         breakeven_alpha=latency.rounds.break_even_alpha(name.k),
         p_min=name.p_min or None,
     )
-
-
-def with_speedup(row: AdaptiveRow, answer: Answer) -> AdaptiveRow:
-    """A row with the speedup of an answer for its draft and K, less the optimism of choosing them.
-
-    So one draft and K has one predicted speedup in a report.
-    """
-    assert answer.speedup is not None
-    bounds = {"speedup_lo": answer.speedup_lo, "speedup_hi": answer.speedup_hi}
-    return replace(row, speedup=answer.speedup, **bounds)

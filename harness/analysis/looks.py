@@ -50,19 +50,20 @@ FIXED: frozenset[VerdictReason] = frozenset(
 )
 
 
-def choice(run: StoredRun, temperature: float) -> int | None:
-    """The K to measure at a temperature: the best on the whole workload, by replay.
+def choice(run: StoredRun, temperature: float) -> ChosenK:
+    """The K and threshold to measure at a temperature: the best on the whole workload, by replay.
 
-    The traces of the run say how many rounds each K takes, its timed rounds what a round costs. All
+    The traces of the run say how many rounds each takes, its timed rounds what a round costs. All
     prompts that were decoded plainly count, and none of the measured pairs.
-    None where nothing was replayed or no round was timed at this temperature.
+    Every K where nothing was replayed or no round was timed at this temperature.
     """
     setup = Setup(run)
     predicted = scored_drafts(setup).predicted(setup.rule, temperature)
     if predicted is None:
-        return None
+        return ChosenK(temperature, None, p_min=setup.thresholds[0])
     speedups = predicted.evidence.speedups(setup.weights)
-    return max(speedups, key=speedups.__getitem__).k
+    best = max(speedups, key=speedups.__getitem__)
+    return ChosenK(temperature, best.k, p_min=best.p_min)
 
 
 def decided(run: StoredRun, look: int) -> Set[float]:
@@ -204,7 +205,7 @@ def cannot_pay(run: StoredRun, traces: Sequence[TextTrace], draft: str, *, surel
     for temperature in setup.temperatures:
         predicted = drafts.predicted(setup.rule, temperature)
         steps = predicted and predicted.latencies[draft].steps
-        if predicted is None or steps is None or setup.adaptive:
+        if predicted is None or steps is None:
             return False
         replays = predicted.replays
         least = Latency(least_rounds(steps, max(replays.ks)))

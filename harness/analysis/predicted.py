@@ -11,7 +11,8 @@ drafts does not favour any. A draft for which the target ran in a slower way is 
 plain token of the others (`RoundTimes.other_plain_s`), its seconds as they were timed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -92,6 +93,28 @@ class Predicted:
     def evidence(self) -> Evidence:
         """The predicted seconds of every candidate on each prompt."""
         return evidence_of(self.replays, self.latencies)
+
+    def best_of(
+        self,
+        group: Callable[[Candidate], Hashable],
+        weights: Weights,
+        measured: Collection[Candidate] = (),
+    ) -> "Predicted":
+        """The candidate of each group that was measured, else the fastest one."""
+        names = [*self.replays.candidates]
+        groups = grouped(names, group).values()
+        if len(groups) == len(names):
+            return self
+        gains = {**self.evidence.speedups(weights), **dict.fromkeys(measured, math.inf)}
+        best = {max(some, key=lambda name: gains.get(name, 0.0)) for some in groups}
+        kept = {name: self.replays.candidates[name] for name in names if name in best}
+        return Predicted(replace(self.replays, candidates=kept), self.latencies)
+
+    def at_one_threshold(
+        self, weights: Weights, measured: Collection[Candidate] = ()
+    ) -> "Predicted":
+        """Each draft and K at the threshold that was measured, else at its fastest."""
+        return self.best_of(lambda name: (name.draft, name.k), weights, measured)
 
 
 def _visit_errors(replays: Replays, latencies: Latencies) -> Iterator[SharedError]:
@@ -176,7 +199,7 @@ def gap_of(
     trials: Sequence[Trial],
     plain: Sequence[Trial],
     replays: Replays,
-    draft: str,
+    name: Candidate,
     latency: Latency,
 ) -> Gap | None:
     """A measured cell against its prediction, on the prompts that both have; None without any.
@@ -187,7 +210,7 @@ def gap_of(
     replays = replays.rows([name in measured for name in replays.names])
     if not replays.names or not latency.rounds.covers(cell.k):
         return None
-    counts = replays.candidates[Candidate(draft, cell.k)]
+    counts = replays.candidates[name]
     costs, texts = counts.proposals @ latency.relative(cell.k), counts.new_tokens
     sums = np.stack([texts, texts, costs, texts], axis=1)
     error = latency.visit_error([counts])

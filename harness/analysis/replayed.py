@@ -47,8 +47,8 @@ from harness.theory.replay import (
 CHUNK_ENTRIES = 4_000_000
 # Of a text, [start] tokens that an engine drafts at most
 Limits = Callable[[TextTrace], NDArray[np.intp]]
-# Replays one draft's texts at every K
-CountsOf = Callable[[Sequence[TextTrace], Rule, Sequence[int]], Mapping[int, Replayed]]
+# Replays one draft's texts at every K and threshold
+CountsOf = Callable[[Sequence[TextTrace], Rule, Sequence[int]], Mapping[Candidate, Replayed]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,16 +107,24 @@ class Replays:
         )
 
 
+def at_every_k(
+    traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int], limits: Limits | None = None
+) -> dict[Candidate, Replayed]:
+    """One draft's candidates without a threshold; as `replayed`."""
+    counts = replayed(traces, rule, ks, limits)
+    return {Candidate(traces[0].draft, k): each for k, each in counts.items()}
+
+
 def replay_drafts(
     by_draft: Mapping[str, Sequence[TextTrace]],
     rule: Rule,
     ks: Sequence[int],
     temperature: float,
-    counts_of: CountsOf | None = None,
+    counts_of: CountsOf = at_every_k,
 ) -> Replays:
     """Every (draft, K) on the prompts that all drafts scored, repetitions added up.
 
-    `counts_of` replays one draft's texts at every K where drafting stops early; None is `replayed`.
+    `counts_of` replays one draft's texts, at thresholds too.
     """
     by_text = {draft: _by_text(draft, traces, temperature) for draft, traces in by_draft.items()}
     if not by_text:
@@ -128,9 +136,9 @@ def replay_drafts(
     for draft, texts in by_text.items():
         _check_same(draft, [texts[key] for key in keys], [first[key] for key in keys])
     counts = {
-        Candidate(draft, k): counts
-        for draft, texts in by_text.items()
-        for k, counts in (counts_of or replayed)([texts[key] for key in keys], rule, ks).items()
+        name: counts
+        for texts in by_text.values()
+        for name, counts in counts_of([texts[key] for key in keys], rule, ks).items()
     }
     lookups = frozenset(draft for draft, t in by_text.items() if t[keys[0]].chosen)
     return by_prompt([first[key] for key in keys], rule, counts, lookups)
@@ -361,7 +369,8 @@ def replay_check(
         return (workload_ratio(measured, rounds) - replayed).in_standard_errors
 
     check = ReplayCheck(cell.prompt_set, cell.temperature, cell.k, gap(tokens, counts.new_tokens))
-    if not any(entry.proposals[:, :k].any() for (_, k, _), entry in replays.candidates.items()):
+    alike = ((k, each) for (_, k, p), each in replays.candidates.items() if p == name.p_min)
+    if not any(each.proposals[:, :k].any() for k, each in alike):
         return check  # every round drafts K
     return replace(check, drafted_gap_in_standard_errors=gap(drafted, counts.drafted))
 
@@ -421,7 +430,7 @@ def along_text(trace: TextTrace, values: Array, k: int, rule: Rule) -> Array:
 
 
 def replayed_adaptively(texts: ScoredTexts, k: int, threshold: float) -> Replayed:
-    """Expected counts of each text where a round drafts no more after an unlikely token."""
+    """Expected counts of each text where a token below the threshold ends a draft."""
     parts: list[Replayed] = []
     for part in in_chunks(texts.traces, k):
         padded = padded_traces(part, texts.rule, k, texts.limits)

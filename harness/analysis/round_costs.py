@@ -172,8 +172,8 @@ class Latency:
     def at_threshold(self, k: int, p_min: float) -> "Latency":
         """The cost of rounds of up to `k` tokens that end at a token below a probability.
 
-        A round that ends before `k` tokens has made one more draft step than it has tokens. One
-        that drafted nothing is no plain token, therefore.
+        A round that ends before `k` tokens has made one more draft step than it has tokens, where
+        the engine drops the last one. One that drafted nothing is no plain token, therefore.
         """
         if not p_min or not self.dropped_s:
             return self

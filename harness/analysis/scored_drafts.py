@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from harness.analysis.engine_costs import priced_by
 from harness.analysis.predicted import Predicted
 from harness.analysis.replayed import (
+    Limits,
     ScoredTexts,
+    at_every_k,
     decoded,
     replay_drafts,
-    replayed,
     replayed_adaptively,
 )
 from harness.analysis.round_costs import (
@@ -29,7 +31,8 @@ from harness.analysis.round_costs import (
     typed_latency,
     without_rounds,
 )
-from harness.analysis.setup import Setup, stop_threshold, timed_apart
+from harness.analysis.setup import Setup, timed_apart
+from harness.analysis.verdict import Candidate
 from harness.engine_facts.engines import with_lines
 from harness.engine_facts.spec import Counting, counting_of
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace, UserError, grouped
@@ -46,8 +49,8 @@ class ScoredDrafts:
         traces: by draft, in stored order; not of drafts that failed.
         latencies: by temperature and draft; of the drafts that were timed.
         dropped: those that have scored a part of the texts, since they lost; by name.
-        confidences: by draft and text, how sure it is off the text; none unless drafting may stop
-            early.
+        confidences: by draft and text, how sure it is off the text; none unless there is a
+            threshold.
     """
 
     setup: Setup
@@ -55,8 +58,8 @@ class ScoredDrafts:
     latencies: Mapping[float, Mapping[str, Latency]]
     dropped: Mapping[str, Dropped]
     confidences: Mapping[str, Mapping[TextKey, DraftConfidence]]
-    _made: dict[tuple[Rule, float], Predicted | None] = field(
-        default_factory=dict[tuple[Rule, float], Predicted | None]
+    _made: dict[tuple[Rule, float, tuple[float, ...]], Predicted | None] = field(
+        default_factory=dict[tuple[Rule, float, tuple[float, ...]], Predicted | None]
     )
 
     @property
@@ -65,43 +68,70 @@ class ScoredDrafts:
         accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
         return [*dict.fromkeys((self.setup.rule, *accepted_by))]
 
-    def predicted(self, rule: Rule, temperature: float) -> Predicted | None:
-        """The predictions of the drafts scored and timed at a temperature; None without any."""
-        if (rule, temperature) not in self._made:
+    def predicted(
+        self, rule: Rule, temperature: float, *, thresholds: bool = True
+    ) -> Predicted | None:
+        """The predictions of the drafts scored and timed at a temperature; None without any.
+
+        With `thresholds` at those of the run, if the rule is its own: engines with another rule
+        have no such threshold.
+        """
+        at = self._thresholds(rule) if thresholds else (0.0,)
+        if (rule, temperature, at) not in self._made:
             timed = self.latencies.get(temperature, {})
             ranked = [name for name in timed if name in self.traces and name not in self.dropped]
-            self._made[rule, temperature] = self.predicted_of(ranked, rule, temperature)
-        return self._made[rule, temperature]
+            self._made[rule, temperature, at] = self.predicted_of(ranked, rule, temperature, at)
+        return self._made[rule, temperature, at]
+
+    def _thresholds(self, rule: Rule) -> tuple[float, ...]:
+        return self.setup.thresholds if rule == self.setup.rule else (0.0,)
 
     def predicted_of(
-        self, drafts: Sequence[str], rule: Rule, temperature: float
+        self,
+        drafts: Sequence[str],
+        rule: Rule,
+        temperature: float,
+        thresholds: Sequence[float] | None = None,
     ) -> Predicted | None:
-        """Some of the drafts, on the prompts that all of these scored."""
+        """Some of the drafts, on the prompts that all of these scored.
+
+        `thresholds` None: the run's, as of `predicted`.
+        """
+        at = self._thresholds(rule) if thresholds is None else thresholds
         setup, latencies = self.setup, self.latencies.get(temperature, {})
-        # Engines with the other rules stop no drafting early
-        adaptive = setup.adaptive and rule == setup.rule
-        if adaptive and not self.confidences:  # those of a repetition penalty are not known
-            return None
         traces = {name: self.traces[name] for name in drafts}
-        counts_of = self._adaptive_counts if adaptive else None
+        limits: Limits | None = None
         ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
         counting = counting_of(setup.priced_by and setup.priced_by.engine)
         if counting is not None and ks:
             traces = {name: _emitted(texts, counting) for name, texts in traces.items()}
             limits = partial(_limits, counting, setup.new_tokens or 0, max(ks))
-            counts_of = partial(replayed, limits=limits)
         scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
         if not traces or not ks or not all(scored):
             return None
+
+        counts_of = partial(self._counts, thresholds=at, limits=limits)
         return Predicted(replay_drafts(traces, rule, ks, temperature, counts_of), latencies)
 
-    def _adaptive_counts(
-        self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
-    ) -> dict[int, Replayed]:
-        """A draft's texts replayed at the threshold that the run drafted with."""
-        scored = ScoredTexts(texts, self.confidences[texts[0].draft], rule)
-        threshold = stop_threshold(self.setup) or 0.0
-        return {k: replayed_adaptively(scored, k, threshold) for k in ks}
+    def _counts(
+        self,
+        texts: Sequence[TextTrace],
+        rule: Rule,
+        ks: Sequence[int],
+        *,
+        thresholds: Sequence[float],
+        limits: Limits | None,
+    ) -> dict[Candidate, Replayed]:
+        """A draft's texts replayed at every K and threshold; at none without confidences."""
+        draft, known = texts[0].draft, self.confidences.get(texts[0].draft, {})
+        above = [p_min for p_min in thresholds if p_min and all(t.key in known for t in texts)]
+        fixed = 0.0 in thresholds or not above
+        counts = at_every_k(texts, rule, ks, limits) if fixed else {}
+        scored = ScoredTexts(texts, known, rule)
+        return counts | {
+            Candidate(draft, k, p_min): replayed_adaptively(scored, k, p_min)
+            for k, p_min in product(ks, above)
+        }
 
     @property
     def by_own_rule(self) -> list[Predicted]:

@@ -13,7 +13,6 @@ What is stored of one draft, with the plain server's requests, is what a server 
 stores (`of_draft`), and is read as that is.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -318,8 +317,11 @@ def _of_finalists(setup: Setup, predicted: Predicted | None) -> tuple[Answered, 
         )
     if made:
         return tuple(made)
-    engine, best = setup.engine, _best_of_each(setup, predicted)
+    engine = setup.engine
     assert engine is not None
+    # Each draft at its fastest, before anything is measured: how well round times are known differs
+    # much between K, and the optimism of a choice is taken from errors that are alike
+    best = predicted.best_of(lambda name: name.draft, setup.weights).evidence
     question = Question(best, engine.rule, "replayed", engine.name)
     return answered([question], lambda _: None, weights=shares_of_sets(setup), seed=setup.seed)
 
@@ -363,22 +365,6 @@ def _by_pairs(
     doubt = distrust(by_text([each for each in served.checks if each.result != "OPEN"]))
     question = Question(evidence, engine.rule, "measured", engine.name, share=share)
     return answered([question], lambda _: doubt, weights=shares_of_sets(setup), seed=setup.seed)
-
-
-def _best_of_each(setup: Setup, predicted: Predicted) -> Evidence:
-    """Each draft at its fastest K and threshold by replay, before anything is measured.
-
-    How well round times are known differs much between K, and the optimism of a choice is taken
-    from errors that are alike.
-    """
-    evidence, gains = predicted.evidence, predicted.evidence.speedups(setup.weights)
-    by_draft = grouped(gains, lambda name: name.draft).values()
-    best = {max(some, key=gains.__getitem__): None for some in by_draft}
-    replays = predicted.replays
-    kept = {name: counts for name, counts in replays.candidates.items() if name in best}
-    if len(kept) == len(evidence.candidates):
-        return evidence
-    return Predicted(replace(replays, candidates=kept), predicted.latencies).evidence
 
 
 def _with_pairs(
@@ -503,16 +489,10 @@ def _results(
         yield from served_rows(server).measured
     if predicted is None:
         return
-    gains = predicted.evidence.speedups(setup.weights)
-    for chosen in _finalists(setup):
-        gains[Candidate(str(chosen.draft), chosen.k or 0, chosen.p_min)] = math.inf
-    replays = predicted.replays
-    best = {
-        max(some, key=lambda name: gains.get(name, 0.0))
-        for some in grouped(replays.candidates, lambda name: (name.draft, name.k)).values()
-    }
-    kept = {name: counts for name, counts in replays.candidates.items() if name in best}
-    shown = Predicted(replace(replays, candidates=kept), predicted.latencies)
+    shown = predicted.at_one_threshold(
+        setup.weights,
+        [Candidate(str(each.draft), each.k or 0, each.p_min) for each in _finalists(setup)],
+    )
     yield from replayed_rows(shown, model=setup.model)
 
 

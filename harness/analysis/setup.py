@@ -143,12 +143,12 @@ class Setup:
         return {name: value / total for name, value in tokens.items()} if total else None
 
     @property
-    def adaptive(self) -> bool:
-        """True where drafting stopped early, so that a round has no fixed length.
-
-        An audition runs no such loop: it replays it, next to rounds of a fixed length.
-        """
-        return self.command != "audition" and self.conf("decode").get("stop", "none") != "none"
+    def thresholds(self) -> tuple[float, ...]:
+        """The probabilities below which a token ends a draft, as listed; 0.0 is none."""
+        decode = self.conf("decode")
+        if self.command == "sweep" and decode.get("stop", "none") != "none":
+            return (float(decode["stop_threshold"]),)  # of a run before there was p_min
+        return tuple(map(float, self.run.config.get("p_min") or (0.0,)))
 
     @property
     def synthetic(self) -> bool:
@@ -215,7 +215,15 @@ def _with_short_ids(words: Sequence[str]) -> list[str]:
 
 def p_min_of(setup: Setup) -> float:
     """The probability below which a draft's token ended its draft on a server; 0: none."""
-    return float((setup.run.config.get("p_min") or [0.0])[0])
+    return setup.thresholds[0] if setup.command == SERVER else 0.0
+
+
+def measured_p_min(setup: Setup, temperature: float) -> float | None:
+    """The threshold at which a sweep measured every K; None where it did not, or not yet."""
+    looks = setup.run.manifest.looks
+    if len(setup.thresholds) == 1:
+        return setup.thresholds[0]
+    return None if looks is None else looks.p_min_at(temperature)
 
 
 # Keys, and groups of keys, that are passed on to another command on the same texts and machine
@@ -285,11 +293,6 @@ def shares_of_sets(setup: Setup) -> Mapping[str, float] | None:
     return setup.weights or dict.fromkeys(setup.run.manifest.prompts, 1.0) or None
 
 
-def stop_threshold(setup: Setup) -> float | None:
-    """The probability below which a token ended the drafting; None where nothing did."""
-    return float(setup.conf("decode").get("stop_threshold") or 0.0) if setup.adaptive else None
-
-
 def timed_apart(setup: Setup) -> frozenset[str]:
     """The drafts of an audition for which the target did not run as it did for the others.
 
@@ -348,7 +351,6 @@ def run_facts(setup: Setup, results: Sequence[ResultRow]) -> RunFacts:
             top_p=decode.get("top_p"),
             min_p=decode.get("min_p"),
             repetition_penalty=decode.get("repetition_penalty"),
-            stop_threshold=stop_threshold(setup),
             p_min=p_min_of(setup) or None,
         ),
         serve_on=_serve_on(setup),

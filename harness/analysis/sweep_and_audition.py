@@ -10,7 +10,6 @@ verdict.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis.adaptive import ScoredTexts, adaptive_drafting
 from harness.analysis.answers import (
     Answered,
     Question,
@@ -25,10 +24,7 @@ from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
 from harness.analysis.cells import completed, latest, measured_rows, timed
 from harness.analysis.device import draft_memory, price_per_hour
 from harness.analysis.failures import failures
-from harness.analysis.leaderboard import (
-    rank,
-    with_speedup,
-)
+from harness.analysis.leaderboard import rank
 from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.pairs import (
     check_of_pairs,
@@ -48,7 +44,13 @@ from harness.analysis.prediction_error import Gap, PredictionError, prediction_e
 from harness.analysis.replayed import replay_check
 from harness.analysis.round_costs import Latency, latency_table, least_rounds, plain_tokens_apart
 from harness.analysis.scored_drafts import ScoredDrafts, scored_drafts
-from harness.analysis.setup import Setup, model_facts, run_facts, shares_of_sets
+from harness.analysis.setup import (
+    Setup,
+    measured_p_min,
+    model_facts,
+    run_facts,
+    shares_of_sets,
+)
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.config import AUTO_DRAFTS, split_draft
@@ -67,7 +69,6 @@ from harness.records import (
 from harness.stats.jackknife import Variance
 from harness.stats.two_phase import LOOKS, look_shares
 from harness.summary import (
-    AdaptiveDrafting,
     Answer,
     Caveat,
     Doubt,
@@ -142,7 +143,7 @@ def _generated(drafts: ScoredDrafts, trials: Sequence[Trial]) -> list[ResultRow]
     times = {temperature: latency.rounds for temperature, latency in latencies.items()}
     rows = measured_rows(trials, model=setup.model, draft=setup.draft, times=times, steady=True)
     rates = setup.run.manifest.synthetic_rates
-    if not rates or setup.adaptive:  # a round of adaptive drafting has no fixed length
+    if not rates:
         return rows
     return [*rows, *synthetic_rows(rows, completed(latest(trials)), rates, latencies)]
 
@@ -152,14 +153,15 @@ def _evidence_at(drafts: ScoredDrafts, trials: Sequence[Trial], temperature: flo
     setup, draft, looks = drafts.setup, drafts.setup.draft, drafts.setup.run.manifest.looks
     latency = drafts.latencies.get(temperature, {}).get(draft)
     times = latency.rounds if latency else None
-    k = looks.k_at(temperature) if looks else None
+    k, p_min = looks.k_at(temperature) if looks else None, measured_p_min(setup, temperature) or 0.0
     shares = look_shares(max(1, looks.made_at(temperature))) if looks else ()
     if looks is None or k is None:
         every = evidence_from_trials(
             trials, draft=draft, temperature=temperature, times=times, steady=True
         )
-        return replace(every, looks=shares)
-    pairs, candidate = pairs_of(trials, temperature, k), Candidate(draft, k)
+        candidates = {each._replace(p_min=p_min): t for each, t in every.candidates.items()}
+        return replace(every, candidates=candidates, looks=shares)
+    pairs, candidate = pairs_of(trials, temperature, k), Candidate(draft, k, p_min)
     predicted = drafts.predicted(setup.rule, temperature)
     if (
         latency
@@ -173,6 +175,14 @@ def _evidence_at(drafts: ScoredDrafts, trials: Sequence[Trial], temperature: flo
     return replace(evidence_from_pairs(pairs, temperature, candidate, alpha), looks=shares)
 
 
+def _shown(drafts: ScoredDrafts, predicted: Predicted) -> Predicted:
+    """Predictions of each draft and K at one threshold: the measured one, else the fastest."""
+    setup = drafts.setup
+    p_min = measured_p_min(setup, predicted.replays.temperature)
+    measured = [] if p_min is None else [Candidate(setup.draft, k, p_min) for k in setup.ks]
+    return predicted.at_one_threshold(setup.weights, measured)
+
+
 def errors_of(run: PairRun) -> dict[float, PredictionError]:
     """By temperature, how far measured cells that can be right are from what is predicted."""
     draft, cells = run.setup.draft, grouped(latest(run.trials), lambda t: t.cell_key)
@@ -180,24 +190,24 @@ def errors_of(run: PairRun) -> dict[float, PredictionError]:
     gaps: dict[Cell, Gap | None] = {}
     for cell, trials in cells.items():
         predicted = run.drafts.predicted(run.setup.rule, cell.temperature)
-        name = Candidate(draft, cell.k)
+        name = Candidate(draft, cell.k, measured_p_min(run.setup, cell.temperature) or 0.0)
         if predicted is None or name not in predicted.replays.candidates:
             continue
         if (cell.prompt_set, cell.temperature, cell.k) not in wrong:
             plain, latency = cells.get(replace(cell, k=0), []), predicted.latencies[draft]
-            gaps[cell] = gap_of(cell, trials, plain, predicted.replays, draft, latency)
+            gaps[cell] = gap_of(cell, trials, plain, predicted.replays, name, latency)
     return prediction_errors(gaps)
 
 
 def _replay_checks(run: PairRun) -> Iterator[ReplayCheck]:
     """Replayed next to measured tokens per round, cell by cell."""
     by_cell = grouped(run.trials, lambda trial: trial.cell_key)
-    for replays in (each.replays for each in run.drafts.by_own_rule if run.trials):
+    for predicted in run.drafts.by_own_rule if run.trials else ():
+        replays = _shown(run.drafts, predicted).replays
         for prompt_set in sorted(set(replays.prompt_sets)):
             part = replays.only([prompt_set])
-            for k in replays.ks:
-                cell = Cell(prompt_set, replays.temperature, k)
-                candidate = Candidate(run.setup.draft, k)
+            for candidate in sorted(replays.candidates, key=lambda name: name.k):
+                cell = Cell(prompt_set, replays.temperature, candidate.k)
                 check = replay_check(cell, by_cell.get(cell, []), part, candidate)
                 if check is not None:
                     yield check
@@ -281,7 +291,9 @@ def _answers(run: PairRun, made: Sequence[Answered]) -> Iterator[Answer]:
             if engine != entry.question.engine:
                 rule = ENGINES[engine].rule
                 assert rule is not None
-                yield from _carried_over(run, own, engine, by_rule.get((rule, temperature)))
+                same = {"thresholds": ENGINES[engine].stops_early}
+                predicted = run.drafts.predicted(rule, temperature, **same)
+                yield from _carried_over(run, own, engine, predicted)
 
 
 def _carried_over(
@@ -291,9 +303,8 @@ def _carried_over(
 
     Nor where acceptance was set, which is no property of the models.
     """
-    setup, spec = run.setup, ENGINES[engine]
-    stops = setup.adaptive and spec.rule == setup.rule and not spec.stops_early
-    if predicted is None or stops or setup.synthetic or run.distrusted:
+    setup = run.setup
+    if predicted is None or setup.synthetic or run.distrusted:
         return
     facts, temperature = model_facts(setup), predicted.replays.temperature
     has = {
@@ -306,14 +317,6 @@ def _carried_over(
         if setup.priced_by is not None:  # what a round costs on our own loop is not known
             made = replace(made, rounds=tuple(replace(r, own_cost=None) for r in made.rounds))
         yield made
-
-
-def _replayed_answer(made: Sequence[Answered], temperature: float) -> Answer | None:
-    """The answer for the whole workload, where it is a prediction that has a number."""
-    found = (each.workload for each in made)
-    answer = next((each for each in found if each.temperature == temperature), None)
-    predicted = answer and answer.source == "replayed" and answer.speedup is not None
-    return answer if predicted else None
 
 
 # ---- rankings and rows ---------------------------------------------------------------------------
@@ -354,30 +357,12 @@ def _results(run: PairRun, errors: Errors) -> Iterator[ResultRow]:
     yield from run.generated
     for predicted in run.drafts.by_own_rule:
         error = _variance(errors, predicted.replays.temperature)
-        yield from replayed_rows(predicted, model=run.setup.model, error=error)
+        shown = _shown(run.drafts, predicted)
+        yield from replayed_rows(shown, model=run.setup.model, error=error)
         for name, both in run.drafts.next_to_first(predicted):
+            both = _shown(run.drafts, both)
             rows = replayed_rows(both, model=run.setup.model, error=error)
             yield from (row for row in rows if row.draft == name)
-
-
-def _adaptive(run: PairRun, made: Sequence[Answered]) -> Iterator[AdaptiveDrafting]:
-    """Adaptive drafting, replayed for the drafts whose confidences are stored."""
-    setup = run.setup
-    for predicted in run.drafts.by_own_rule:
-        replays = predicted.replays
-        for draft in replays.drafts:
-            known = run.drafts.confidences.get(draft, {})
-            texts = where(run.drafts.traces[draft], temperature=replays.temperature)
-            scored = ScoredTexts([t for t in texts if t.key in known], known, replays.rule)
-            if not scored.traces:
-                continue
-            entry = adaptive_drafting(
-                scored, replays.ks, predicted.latencies[draft], setup.weights, seed=setup.seed
-            )
-            answer = _replayed_answer(made, entry.temperature)
-            if answer and answer.named == (draft, entry.fixed.k):
-                entry = replace(entry, fixed=with_speedup(entry.fixed, answer))
-            yield entry
 
 
 def _explained(run: PairRun, verdict: Answer | None) -> Explanation | None:
@@ -500,7 +485,6 @@ def analyse_pair(setup: Setup) -> Summary:
             # Another engine's rounds price what it accepts alone
             if setup.priced_by is None or rule == setup.rule
         ),
-        adaptive=tuple(_adaptive(run, made)),
         replay_checks=tuple(_replay_checks(run)),
         explanation=_explained(run, made[0].workload if made else None),
         memory=tuple(_memory(drafts)),

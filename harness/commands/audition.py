@@ -278,6 +278,8 @@ def combine(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome
         for trial in best.trials:
             if trial.status == "ok":  # the failures are in the manifest
                 folder.trials.append(trial)
+        if best.confidences:
+            folder.add_confidences(best.confidences)
         folder.write_traces(best.traces)
         folder.write_timings(best.timings)
     return concluded(folder, verbose=config.verbose)

@@ -136,7 +136,7 @@ def completions(
 def score_pair(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
     """Score the texts that the target decoded plainly, and store the traces.
 
-    Where drafting stops early, the draft's confidences are stored too.
+    At a threshold the draft's confidences are stored too.
     """
     if folder.traces():
         return

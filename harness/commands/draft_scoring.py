@@ -54,7 +54,7 @@ class DraftResult:
 
     Attributes:
         described: the manifest's entry; None for a drafter without a model here.
-        confidences: where adaptive drafting is replayed, of a draft that has them.
+        confidences: where a threshold is replayed, of a draft that has them.
         dropped: where it lost, and nothing more is measured.
         untimed: whether its rounds were not timed, since it loses whatever they cost.
     """
@@ -278,9 +278,9 @@ def _measure_draft(
         untimed = waits and (dropped is not None or draft.cannot_pay(surely=True))
         if waits and not untimed:
             visits.reach(visits.most)
-        sure = [] if dropped else pair.confidences(texts, config)
         entry = described_draft(conf, pair.draft_entry)  # how its texts were batched, too
-        return DraftResult(draft.traces, draft.scoring_s, entry, sure, dropped, untimed)
+        scored = (draft.traces, draft.scoring_s, entry, draft.confidences)
+        return DraftResult(*scored, dropped, untimed)
     finally:
         pair.target_model.keep_states(())
 
@@ -291,7 +291,7 @@ class _Draft:
 
     Attributes:
         entry: of the manifest, which gets it when the draft is done.
-        before: traces that the folder had; `traces` are those that were made since.
+        before: traces that the folder had; `traces`, `confidences` are those that were made since.
     """
 
     folder: RunFolder
@@ -301,6 +301,7 @@ class _Draft:
     entry: ModelEntry | None
     before: list[TextTrace]
     traces: list[TextTrace] = field(default_factory=list[TextTrace])
+    confidences: list[DraftConfidence] = field(default_factory=list[DraftConfidence])
     scoring_s: float = 0.0
 
     @property
@@ -310,11 +311,14 @@ class _Draft:
 
     @property
     def run(self) -> StoredRun:
-        """The run so far, with the draft's entry."""
+        """The run so far, with the draft's entry and confidences."""
         run = load(self.folder.path)
+        known = [*run.confidences, *self.confidences]
         own = {} if self.entry is None else {self.conf.name: self.entry}
         models = {**run.manifest.models, **own}
-        return replace(run, manifest=run.manifest.updated(models=models))
+        run = replace(run, manifest=run.manifest.updated(models=models))
+        vars(run)["confidences"] = known
+        return run
 
     def loses(self, look: int) -> Dropped | None:
         """The place where it is dropped, and what it loses to; None where it is not."""
@@ -336,6 +340,7 @@ class _Draft:
         with progress(f"{self.conf.name} scores", len(texts)) as tick:
             how = Scoring(max(self.config.k), batch=self.config.batch, tick=tick)
             self.traces += self.pair.score(texts, how)
+        self.confidences += self.pair.confidences(texts, self.config)
         self.scoring_s += time.perf_counter() - begin
 
     def time_steps(self) -> None:

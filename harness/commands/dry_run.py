@@ -131,6 +131,7 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
         looks["measured"] = f"the best K by replay, in at most {number} of {of_each}{others}"
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
+        **({"p_min": listed(config.p_min)} if config.thresholds else {}),
         "temperature": listed(config.temperature),
         **_prompt_rows(config, prompts),
         **looks,
@@ -294,9 +295,10 @@ def print_audition(
     """The texts and scores of an audition."""
     tasks = text_tasks(planned_turns(prompts, config), config)
     texts, ks = len(tasks), config.speculative_ks
-    cells = len(ks) * len(drafts) * len(config.temperature)
+    cells = len(ks) * len(drafts) * len(config.temperature) * len(config.p_min or ())
     prefills = sum(each.count for conf in drafts for each in scores(tasks, conf, config))
     looks, at_most = {}, ""
+    p_min = f"; p_min = {listed(config.p_min or ())}" if config.thresholds else ""
     if config.until == "decided" and len(drafts) > 1:
         at_most = "at most "
         looks["early elimination"] = (
@@ -309,7 +311,7 @@ def print_audition(
         "tokens, at most": f"{texts * config.new_tokens:,}",
         "prefills that score them": f"{at_most}{prefills:.0f}",
         **looks,
-        "cells, replayed": f"{cells} (K = {listed(ks)})",
+        "cells, replayed": f"{cells} (K = {listed(ks)}{p_min})",
     }
     if (time := run_time(config, drafts, prompts)) is not None:
         rows[NOW] = time

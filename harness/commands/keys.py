@@ -29,7 +29,7 @@ TOGETHER = (("draft", "drafts"), ("latency", "latency_from", "gpu"))
 # Of traces: the machine is another one, and the times that a run took from elsewhere are in it
 NOT_OF_TRACES = (
     *("device", "threads", "backend", "clock", "until"),
-    *("traces_from", "latency_from", "latency.measure"),
+    *("traces_from", "latency_from", "latency.measure", "p_min"),
 )
 
 

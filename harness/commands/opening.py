@@ -33,7 +33,7 @@ from harness.models.memory import MemoryNeed, check_fits
 from harness.models.probe import cached_model, wants_graphs
 from harness.records import Prompt, UserError
 
-STEPS_READ_BACK = "adaptive drafting reads every draft step back, which a recorded graph cannot"
+STEPS_READ_BACK = "p_min reads every draft step back, which a recorded graph cannot"
 
 
 def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
@@ -50,7 +50,8 @@ def open_target(
     It runs as recorded graphs, where it can, unless all of `drafts` are heads.
     """
     only_heads = bool(drafts) and all(conf.spec.reads_states for conf in drafts)
-    opened = _open_target(config, prompts, GRAPHS_KEEP_NO_STATES if only_heads else None)
+    because = GRAPHS_KEEP_NO_STATES if only_heads else _read_back(config)
+    opened = _open_target(config, prompts, because)
     opened.check_lengths()
     return opened
 
@@ -112,13 +113,12 @@ def open_draft(
     width = draft.vocab_size
     if isinstance(target, LoadedModel):  # tokens that the target lacks are padding
         width = min(width, target.vocab_size)
-    because = _read_back(config) if isinstance(config, PairConfig) else None
-    return draft, _cached(draft, config, f"draft {draft.name}", because, width)
+    return draft, _cached(draft, config, f"draft {draft.name}", _read_back(config), width)
 
 
-def _read_back(config: PairConfig) -> str | None:
-    """The reason to run eagerly, where drafting is adaptive; None for a fixed K."""
-    return None if config.decode.stop == "none" else STEPS_READ_BACK
+def _read_back(config: Config) -> str | None:
+    """The reason to run eagerly, where a threshold ends drafts; None for a fixed K."""
+    return STEPS_READ_BACK if config.thresholds else None
 
 
 def _with_head(target: Target, conf: ModelConf, config: Config) -> HeadPair:

@@ -318,8 +318,8 @@ def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> Eng
             in another way than here, or it was measured on another card than `gpu`.
     """
     key = as_typed("latency_from", source.folder)
-    if config.decode.stop != "none":
-        raise UserError(f"decode.stop={config.decode.stop}: not with {key}, whose rounds draft K")
+    if config.thresholds:
+        raise UserError(f"p_min={config.p_min}: not with {key}, whose rounds draft K")
     if source.manifest.status == "running":
         raise UserError(f"{key}: it may lack requests; {_how_to_get(source)}")
     costs = costs_of(source, config.temperature, config.speculative_ks)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from harness import prompts as prompt_sets
-from harness.analysis.adaptive import THRESHOLDS
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Described
 from harness.commands.tasks import BATCH, EncodedPrompt
@@ -201,9 +200,9 @@ class Pair(Target, ABC):
         """Texts of the target, in the order in which they are answered, as the draft sees them."""
 
     def confidences(self, texts: Sequence[GeneratedText], config: Config) -> list[DraftConfidence]:
-        """Confidences of what is drafted off the texts; empty without adaptive drafting."""
+        """Confidences of what is drafted off the texts; empty without a threshold."""
         models = [timed.model for timed in self.timed if timed.role == "draft"]
-        if config.decode.stop == "none" or not models:
+        if not config.thresholds or not texts or not models:
             return []
         with progress(f"{self.draft_name} drafts off the texts", len(texts)) as tick:
             return draft_confidences(
@@ -213,7 +212,7 @@ class Pair(Target, ABC):
                 draft_name=self.draft_name,
                 rule=config.decode.rule,  # type: ignore[arg-type]  # validated
                 num_draft_tokens=max(config.k),
-                least=min(*THRESHOLDS, config.decode.stop_threshold),
+                least=min(config.thresholds),
                 tick=tick,
             )
 

@@ -33,7 +33,9 @@ ModelsOf = Callable[[Request], Models] | SideBySide
 def requests_of(pair: Pair, config: PairConfig, tasks: Sequence[Task]) -> list[Request]:
     """The requests of some tasks, in their order."""
     return [
-        request(pair, config, task.entry, task.k, task.temperature, task.repetition)
+        request(
+            *(pair, config, task.entry, task.k, task.temperature, task.repetition), p_min=task.p_min
+        )
         for task in tasks
     ]
 
@@ -70,14 +72,20 @@ def request(
     temperature: float,
     repetition: int,
     *,
+    p_min: float = 0.0,
     decoder: LoadedModel | None = None,
 ) -> Request:
-    """One timed generation; `decoder` is the model that decodes where that is not the target."""
+    """One timed generation.
+
+    Args:
+        p_min: the probability below which a token ends a draft; 0: none.
+        decoder: the model that decodes where that is not the target.
+    """
     model = decoder or pair.target
     plain = completion(model, config, entry, temperature, repetition)
     acceptance = config.decode.acceptance
     rates = rates_for(acceptance, k) if k and acceptance is not None else None
-    stop_below = config.decode.stop_threshold if k and config.decode.stop == "threshold" else None
+    stop_below = p_min if k and p_min else None
     identity = {
         "model": _identity(config.model if model is pair.target else config.draft),
         "draft": _identity(config.draft) if k else None,

@@ -144,7 +144,7 @@ def sweep_work(
             rest.append(Forwards("draft", len(some), length))
         rest += pair_forwards([k], len(some), config.new_tokens)
     if config.latency_from is None:
-        ks = pair_ks(config.speculative_ks, adaptive=config.decode.stop != "none")
+        ks = pair_ks(config.speculative_ks, shorter=bool(config.thresholds))
         most = LEAST_VISITS if looks < LOOKS else None
         rest += _timed(turns, config, config.draft, ks, price, most)
     return Work(texts, rest)

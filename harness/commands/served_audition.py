@@ -297,7 +297,7 @@ def _score(run: _Run, name: str, work: Workload, plain: Server) -> None:
         return
     if not texts and any(timing.model == name for timing in folder.timings()):
         return
-    thresholds = [p for p in run.config.p_min or () if p]
+    thresholds = run.config.thresholds
     # The threshold has its file asked for by `start_draft`
     asked = replace(work, config=replace(work.config, p_min=[min(thresholds, default=0.0)]))
     engine = work.adapter.start_draft(to_serve(folder, asked, slots=1))

@@ -105,7 +105,6 @@ def _measure_all(folder: RunFolder, pair: Pair, config: SweepConfig, visits: Rou
         if not synthetic:  # else the texts are not the target's
             check_texts(folder, trials, pair, config)
     # How far a draft drafts off the text is not replayed with a penalty
-    penalised = config.decode.repetition_penalty not in (None, 1.0)
-    if not synthetic and not (penalised and config.decode.stop != "none"):
+    if not synthetic and not (config.decode.penalises and config.thresholds):
         score_pair(folder, pair, config)
     visits.up_to(1.0)

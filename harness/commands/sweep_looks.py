@@ -43,7 +43,7 @@ from harness.measurement.round_times import LEAST_VISITS, RoundVisits
 from harness.records import Cell, Trial, UserError, grouped
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
-from harness.storage.manifest import ChosenK, Ended, Looks
+from harness.storage.manifest import Ended, Looks
 
 # Measured generations between two visits that time rounds, so that both are from the same minutes
 REQUESTS_PER_VISIT = 40
@@ -79,12 +79,12 @@ def measure_in_looks(
     looks = folder.manifest.looks
     if looks is None:
         run = load(folder.path)
-        chosen = tuple(ChosenK(float(value), choice(run, value)) for value in config.temperature)
+        chosen = tuple(choice(run, float(value)) for value in config.temperature)
         looks = Looks(chosen, most=LOOKS)
         folder.note(looks=looks)
     order = in_random_order(pair.prompts, config.seed)
     measured = _Measured(folder, pair, config, visits, watch)
-    ks = ", ".join(sorted({"all" if each.k is None else str(each.k) for each in looks.chosen}))
+    ks = ", ".join(sorted({each.shown for each in looks.chosen}))
     for number in range(1, looks.made + 1):  # what is stored no more is measured again
         measured.once(look_groups(order, config, looks, number), f"look {number}, K = {ks}")
     while looks.made < LOOKS and looks.ended != "decided":

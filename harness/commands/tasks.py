@@ -149,6 +149,7 @@ class Task:
     temperature: float
     k: int
     repetition: int
+    p_min: float = 0.0  # of its drafts
 
 
 def text_tasks(
@@ -169,15 +170,16 @@ def grid_tasks(
     config: ModelsConfig,
     ks: Sequence[int],
     temperatures: Sequence[float],
+    p_min: float = 0.0,
 ) -> list[Task]:
-    """Every generation of a grid, in the order it is run.
+    """Every generation of a grid, in the order it is run, at one threshold.
 
     Plain decoding and every K follow each other within one prompt, and which goes first rotates, so
     that a machine that drifts hits all of them alike.
     """
     grid = (0, *(k for k in ks if k > 0))
     return [
-        Task(entry, temperature, k, repetition)
+        Task(entry, temperature, k, repetition, p_min)
         for repetition in range(config.repetitions)
         for index, entry in enumerate(prompts)
         for number, temperature in enumerate(temperatures)
@@ -229,7 +231,8 @@ def sweep_tasks(
     if config.mode == "replay":
         return LoopTasks(text_tasks(prompts, config), ())
     if config.until == "all":
-        return LoopTasks((), grid_tasks(prompts, config, config.k, config.temperature))
+        grid = grid_tasks(prompts, config, config.k, config.temperature, config.p_min[0])
+        return LoopTasks((), grid)
     largest, order = max(config.speculative_ks), in_random_order(prompts, config.seed)
     looks = Looks(tuple(ChosenK(float(value), largest) for value in config.temperature))
     measured = [
@@ -257,6 +260,7 @@ class Group:
     entry: EncodedPrompt
     temperature: float
     ks: tuple[int, ...]  # in the order in which they run first; 0 is plain decoding
+    p_min: float = 0.0  # of every K
 
     def cell(self, k: int) -> Cell:
         """The cell that one of its generations belongs to."""
@@ -271,7 +275,12 @@ def look_groups(
     begin, end = (prompts_at(measured, number) for number in (look - 1, look))
     closed = {each.temperature for each in looks.chosen if (each.looks or LOOKS) < look}
     return [
-        Group(entry, float(value), _ks(config, looks.k_at(value), conversation.rank, turn + number))
+        Group(
+            entry,
+            float(value),
+            _ks(config, looks.k_at(value), conversation.rank, turn + number),
+            looks.p_min_at(value),
+        )
         for conversation in order[begin:end]
         for turn, entry in enumerate(conversation.turns)
         for number, value in enumerate(config.temperature)
@@ -306,7 +315,7 @@ def group_tasks(groups: Sequence[Group], config: SweepConfig, repetition: int) -
     Before its number are those of the texts that are replayed.
     """
     return [
-        Task(group.entry, group.temperature, k, config.repetitions + repetition)
+        Task(group.entry, group.temperature, k, config.repetitions + repetition, group.p_min)
         for group in groups
         for k in (group.ks if repetition % 2 == 0 else group.ks[::-1])
     ]

@@ -178,16 +178,16 @@ def visits_of_pair(
 ) -> RoundVisits:
     """The visits of a run of one pair, at every K of its list.
 
-    Where drafting stops early a round proposes any number of tokens up to K. So it is timed at some
-    numbers, with the draft steps read back and a threshold that none is below.
+    At a threshold a round proposes any number of tokens up to K. So one is timed, too, and every
+    draft step is read back, for a threshold that none is below.
 
     In looks visits end when their ratios are known precisely.
     """
-    ks = pair_ks(config.speculative_ks, pair.most, adaptive=config.decode.stop != "none")
+    ks = pair_ks(config.speculative_ks, pair.most, shorter=bool(config.thresholds))
+    p_min = NEVER if config.thresholds else 0.0
 
     def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
-        made = request(pair, config, entry, k, temperature, 0)
-        return replace(made, stop_below=made.stop_below and NEVER)
+        return request(pair, config, entry, k, temperature, 0, p_min=p_min)
 
     cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
     beside = side_by_side(folder, pair, ks)
@@ -230,7 +230,8 @@ def visits_of_draft(
 
     def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
         plain = completion(target.target, config, entry, temperature, 0)
-        return replace(plain, k=k, draft=conf.name if k else None, rule=config.decode.rule)
+        drafting = {"k": k, "draft": conf.name if k else None, "rule": config.decode.rule}
+        return replace(plain, **drafting, stop_below=NEVER if k and config.thresholds else None)
 
     cells = [(k, value) for k in (0, *timed_ks(config.k, most)) for value in config.temperature]
     visits = visits_for(len(target.prompts) * config.repetitions, among_many=True)

@@ -93,7 +93,7 @@ def _settings(drafter: str, pair: PairToServe) -> tuple[str, ...]:
     return (
         f"{config}.num_assistant_tokens = {pair.k}",
         f'{config}.num_assistant_tokens_schedule = "constant"',
-        f"{config}.assistant_confidence_threshold = {pair.sampling.stop_threshold or 0.0}",
+        f"{config}.assistant_confidence_threshold = {pair.p_min}",
     )
 
 

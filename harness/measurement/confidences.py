@@ -1,11 +1,11 @@
-"""Confidences of a draft in what it drafts, which adaptive drafting needs besides its scores.
+"""Confidences of a draft in what it drafts, which a threshold needs besides its scores.
 
-Adaptive drafting (`decode.stop=threshold`) drafts no more after a token that the draft was unsure
-of. Along the target's text its probabilities are those of the scores. Where a drafted token is not
-the text's, the drafter goes on from its own: so the draft is let draft on, off the text, as far as
-the least threshold and the largest K allow. At temperature 0 it leaves the text only where its
-argmax is another token. Above, the first token is drawn from what the draft would have drawn, given
-that the acceptance rule rejected it; the correction does not depend on it.
+At a threshold (`p_min`) a round drafts no more after a token that the draft was unsure of. Along
+the target's text its probabilities are those of the scores. Where a drafted token is not the
+text's, the drafter goes on from its own: so the draft is let draft on, off the text, as far as the
+least threshold and the largest K allow. At temperature 0 it leaves the text only where its argmax
+is another token. Above, the first token is drawn from what the draft would have drawn, given that
+the acceptance rule rejected it; the correction does not depend on it.
 
 What a model drafts depends on the text before it alone. So it leaves the text once at every
 position, for all starts: one step per token of the text, and up to K - 1 from each position where

@@ -62,7 +62,7 @@ class Request:
         model, draft: names; no draft where k is 0.
         k: num_draft_tokens; 0 decodes plainly.
         synthetic: synthetic acceptance, the chance of each drafted position given those before it.
-        stop_below: adaptive drafting, the draft's probability below which a round drafts no more.
+        stop_below: the draft's probability below which a round drafts no more (`p_min`).
         stop: ends the text for other reasons than its last token's id.
         rounds: how many rounds (tokens, where k is 0) are run of a text that would go on.
         clock: whose seconds it takes.

@@ -180,16 +180,15 @@ def timed_ks(ks: Sequence[int], most: int | None = None) -> list[int]:
     return sorted({min(positive, key=lambda k: abs(k - place)) for place in ideal})
 
 
-def pair_ks(ks: Sequence[int], most: int | None = None, *, adaptive: bool = False) -> list[int]:
+def pair_ks(ks: Sequence[int], most: int | None = None, *, shorter: bool = False) -> list[int]:
     """The K at which the rounds of a pair are timed: each, and what a larger one drafts at most.
 
     Args:
         most: tokens that the draft drafts a round at most; None: any number.
-        adaptive: whether a round proposes any number of tokens up to K, of which some are timed.
+        shorter: whether a round may propose fewer tokens than K, so that one is timed, too.
     """
-    if adaptive:
-        return timed_ks(ks, most)
-    return sorted({*ks, *([most] if most is not None and most < max(ks, default=0) else [])})
+    ends = {most} if most is not None and most < max(ks, default=0) else set[int]()
+    return sorted({*ks, *ends, *([1] if shorter else [])})
 
 
 class FullLookup:

@@ -41,7 +41,6 @@ class GridRow:
     answer: Answer  # of the first engine, on the whole workload
     sets: tuple[Answer, ...]  # on each prompt set alone; empty for engines that were not timed
     every: bool  # whether the row holds for every engine whose rounds were not timed
-    adaptive: bool  # whether drafting stopped early
     same_draft: bool  # whether an earlier row names the draft, or the run has one draft only
     no_engine: bool  # whether the answer is of the harness's loop, and no engine has the draft
     marked: bool  # whether it is the headline's
@@ -58,8 +57,7 @@ class GridRow:
         if self.every:
             return "any other engine"
         named = [name for name in self.servers if name is not None]
-        names = names_of(named) if named else GIVEN
-        return f"{names}, adaptive" if self.adaptive else names
+        return names_of(named) if named else GIVEN
 
     @property
     def serve(self) -> str:
@@ -177,8 +175,6 @@ def rows(summary: Summary) -> Iterator[GridRow]:
                 group[0],
                 tuple(group[1:]) if group[0].timed else (),
                 every=untimed == set(engines) == set(with_lines()),
-                adaptive=summary.run.sampling.stop_threshold is not None
-                and any(answer.rule == summary.run.sampling.rule for answer in group),
                 same_draft=named in shown,
                 no_engine=group[0].engine in (None, OWN.name)
                 and group[0].decision in ("speculate", "undecided")
@@ -199,7 +195,7 @@ def marked(summary: Summary) -> Marked | None:
 def words(answer: Answer) -> str:
     """The answer in a table cell: "small, K=4", "no draft", "undecided" or "not measured"."""
     if answer.speculates:
-        return f"{answer.draft}, K={answer.k}"
+        return f"{answer.draft}, {k_of(answer)}"
     return "no draft" if answer.decision == "does_not_pay" else DECISIONS[answer.decision]
 
 
@@ -211,12 +207,18 @@ def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
     tokens per round): "K=4 if round < 2.87 tokens".
     """
     draft, k = answer.named
-    named = f"K={k}" if draft is None or not name_draft else f"{draft}, K={k}"
+    named = k_of(answer) if draft is None or not name_draft else f"{draft}, {k_of(answer)}"
     if answer.decision == "not_measured":
         limit = answer.round and fmt.decimal(answer.round.pays_below)
         return fmt.EMPTY if limit is None else f"{named} if round < {limit} tokens"
     unserved = not answer.speculates and k and answer.speedup is not None
     return f"{words(answer)} ({named})" if unserved else words(answer)
+
+
+def k_of(answer: Answer) -> str:
+    """The K that an answer names, with its threshold: "K=4", or "K=8, p_min=0.5"."""
+    k, p_min = answer.named[1], answer.named_p_min
+    return f"K={k}" if p_min is None else f"K={k}, p_min={p_min:g}"
 
 
 def at_place(answer: Answer) -> str:

@@ -54,10 +54,9 @@ PAGES: Mapping[str, Page] = {
         "Sweep of {pair}: which K to serve, or none",
         verdict.of_answers,
         verdict.after_answers,
-        main=(sweep.cells_table, leaderboard.prompt_set_table),
+        main=(sweep.cells_table, leaderboard.threshold_tables, leaderboard.prompt_set_table),
         more=(
             answers.emits_table,
-            sweep.adaptive_table,
             latency.rounds_table,
             leaderboard.costs_table,
         ),
@@ -72,12 +71,11 @@ PAGES: Mapping[str, Page] = {
         main=(
             cards.card_tables,
             leaderboard.leaderboard_tables,
-            leaderboard.threshold_table,
+            leaderboard.threshold_tables,
             leaderboard.prompt_set_table,
         ),
         more=(
             answers.emits_table,
-            sweep.adaptive_table,
             latency.rounds_table,
             leaderboard.costs_table,
         ),

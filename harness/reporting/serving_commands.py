@@ -95,7 +95,7 @@ UNKNOWN_SERVED = "The records do not say what the draft is, so there is no line 
 IF_IT_PAYS, UNTIL_THEN = "If it pays:", "Until then, without a draft:"
 AS_FAST = "If it is as fast as the K by load:"
 # Keys of the workload that apply to the harness's own loop and to no server
-OF_THE_LOOP = ("device", "backend", "decode.stop", "decode.acceptance")
+OF_THE_LOOP = ("device", "backend", "decode.acceptance")
 ATTACHED = as_typed("url", ["PLAIN", "SPECULATIVE"])  # servers that run already
 TOYS = "Put your own models: those of this run ship with the package or have random weights."
 # Ids of models that no engine loads by their name
@@ -116,7 +116,10 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
         return ()
     asked, made = summary.run.serve_on, list[Snippet]()
     first_line = asked or served_target(summary)  # the second: the target runs on that engine
-    for server in sorted(with_lines(), key=lambda name: name != first_line):
+    # Then those that have the threshold of what is to be served
+    ends = {name for name, spec in with_lines().items() if spec.stops_early and own.speculates}
+    ends = ends if own.p_min else set[str]()
+    for server in sorted(with_lines(), key=lambda name: (name != first_line, name not in ends)):
         # At temperature 0 a variant has the same drafts as its engine
         if server == asked or shown.row.temperature or ENGINES[server].variant_of is None:
             line = _engine_snippet(summary, own, server)
@@ -231,7 +234,7 @@ def _timed_with(served: ServedSummary) -> str:
 
 def _known_k(answer: Answer) -> str:
     """The K of a serving command, and the evidence for it on its engine."""
-    return f", K={answer.named[1]}: {grid.evidence(answer)}"
+    return f", {grid.k_of(answer)}: {grid.evidence(answer)}"
 
 
 def _measured(answer: Answer, served: ServedSummary) -> str:
@@ -387,7 +390,7 @@ def _target(summary: Summary) -> str:
 
 def _pair(summary: Summary, answer: Answer) -> PairToServe:
     """The pair with the draft and K that an answer names."""
-    p_min = answer.p_min or summary.run.sampling.p_min or 0.0
+    p_min = answer.named_p_min or summary.run.sampling.p_min or 0.0
     return _pair_with(summary, *answer.named, answer.temperature or 0.0, p_min)
 
 
@@ -539,8 +542,6 @@ def _why_unknown(engine: EngineSpec, served: PairToServe) -> str:
         return "Not measured: acceptance was set here; what this engine would accept is not known."
     if not drafts_alike(engine.name, served.kind, served.temperature):
         return "Not measured: it proposes other tokens than this run's look-up."
-    if served.sampling.stop_threshold is not None and not engine.stops_early:
-        return "Not measured: the run stopped drafting early, it does not."
     return "Not measured: this run did not replay its acceptance rule."
 
 

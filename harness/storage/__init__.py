@@ -116,7 +116,7 @@ class StoredRun:
 
     @cached_property
     def confidences(self) -> list[DraftConfidence]:
-        """Confidences of drafts off the texts; empty where adaptive drafting is not replayed."""
+        """Confidences of drafts off the texts; empty where no threshold is replayed."""
         return load_confidences(self.folder)
 
     @cached_property

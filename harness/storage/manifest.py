@@ -195,9 +195,13 @@ class ChosenK:
     k: int | None
     # Of a sweep, after how many looks the temperature is measured no more; None before
     looks: int | None = None
-    # draft, p_min: of an audition on servers, the chosen draft and the threshold of its drafts
-    draft: str | None = None
-    p_min: float = 0.0
+    draft: str | None = None  # of an audition on servers
+    p_min: float = 0.0  # the threshold of every K that is measured; 0: none
+
+    @property
+    def shown(self) -> str:
+        """The K, and the threshold where there is one, as progress shows it."""
+        return f"{self.k or 'all'}{f' at p_min={self.p_min:g}' if self.p_min else ''}"
 
 
 class _ByTemperature:
@@ -209,6 +213,10 @@ class _ByTemperature:
     def k_at(self, temperature: float) -> int | None:
         """The K that was chosen at a temperature."""
         return next((each.k for each in self.chosen if each.temperature == temperature), None)
+
+    def p_min_at(self, temperature: float) -> float:
+        """The threshold that was chosen at a temperature; 0: none."""
+        return next((each.p_min for each in self.chosen if each.temperature == temperature), 0.0)
 
     def made_at(self, temperature: float) -> int:
         """The number of looks that are made at a temperature."""

@@ -34,10 +34,10 @@ the round's tokens x_1 .. x_i, p_0 = 1 and p_i = min(1, p_i-1 target(x_i) / draf
    Q_k / P_k). The product of min(1, draft / target), as for `ratio`, is no larger. The chance at an
    offset, given that the round got there, is a ratio of two of these.
 
-Adaptive drafting: a round drafts no more after a token to which the draft gave less probability
-than a threshold (`decode.stop=threshold`; transformers' `assistant_confidence_threshold`), or no
-more from that token on (llama.cpp's `--spec-draft-p-min`, `EngineSpec.drops_unlikely`). That
-depends only on the drafted tokens, so the chances above hold unchanged:
+Thresholds (`p_min`): a round drafts no more after a token to which the draft gave less probability
+than a threshold (the harness's loop; transformers' `assistant_confidence_threshold`), or no more
+from that token on (llama.cpp's `--spec-draft-p-min`, `EngineSpec.drops_unlikely`). That depends
+only on the drafted tokens, so the chances above hold unchanged:
 11. while the drafted tokens are the text's, the number proposed from a start follows from the
    draft's probabilities of the text's tokens, as for a drafter that proposes n < K;
 12. after a token that is not the text's, the drafter continues from its own text. The number of

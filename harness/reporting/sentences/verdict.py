@@ -586,7 +586,8 @@ def after_an_audition(summary: Summary) -> NextStep | None:
     if pair is None:
         return None
     rule = "" if answer.temperature == GREEDY else as_typed("decode.rule", answer.rule)
-    return NextStep(f"measure it on {OWN.title}", _sweep(summary, *pair, *_drafting(answer), rule))
+    keys = (*pair, *_drafting(answer), as_typed("p_min", [answer.p_min]) if answer.p_min else "")
+    return NextStep(f"measure it on {OWN.title}", _sweep(summary, *keys, rule))
 
 
 def _decided(summary: Summary) -> Answer | None:

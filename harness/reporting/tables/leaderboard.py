@@ -125,7 +125,7 @@ SPEEDUP_NOTE = (
     " another draft may be best: the first table names it."
 )
 CHOICE_NOTE = (
-    "Rows are not corrected for choosing draft and K: of {draft} with K={k} that leaves {speedup}."
+    "Rows are not corrected for choosing draft and K: of {draft} with {k} that leaves {speedup}."
 )
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
 LOOKUP_NOTE = "A look-up ({}) has no break-even alpha: most rounds find fewer than K tokens."
@@ -229,10 +229,14 @@ class GridRow(NamedTuple):
     by_k: Mapping[int, float]
 
 
-def threshold_table(summary: Summary) -> Table:
-    """Every K and threshold of each draft; no rows where drafts end by K alone."""
-    answer = summary.headline
-    candidates = () if answer is None else answer.candidates
+def threshold_tables(summary: Summary) -> list[Table]:
+    """Every K and threshold of each draft, by temperature; no rows where drafts end by K alone."""
+    several = len(summary.per_temperature) > 1
+    return [_thresholds(answer, several) for answer in summary.per_temperature]
+
+
+def _thresholds(answer: Answer, several_temperatures: bool) -> Table:
+    candidates = answer.candidates
     thresholds = grouped(candidates, lambda each: (each.draft, each.p_min or 0.0))
     rows = [
         GridRow(*name, {each.k: each.speedup for each in some})
@@ -250,7 +254,9 @@ def threshold_table(summary: Summary) -> Table:
         ),
     )
     several = any(row.p_min for row in rows)
-    return table("Every K and threshold", columns, rows if several else [], notes=(GRID_NOTE,))
+    at = f" at temperature {fmt.temperature(answer.temperature)}" if several_temperatures else ""
+    title = f"Every K and threshold{at}"
+    return table(title, columns, rows if several else [], notes=(GRID_NOTE,))
 
 
 # ---- several targets -----------------------------------------------------------------------------
@@ -324,8 +330,7 @@ def as_decided(summary: Summary, temperature: float) -> str:
     own = grid.own_answer(summary, temperature)
     if own is None or own.speedup is None or own.source != "replayed" or not own.speculates:
         return ""
-    draft, k = own.named
-    return CHOICE_NOTE.format(draft=draft, k=k, speedup=fmt.gain(own))
+    return CHOICE_NOTE.format(draft=own.named[0], k=grid.k_of(own), speedup=fmt.gain(own))
 
 
 def prompt_set_table(summary: Summary) -> Table:

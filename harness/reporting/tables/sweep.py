@@ -1,4 +1,4 @@
-"""Tables of a sweep: cells by temperature, prompt set and K; checks; adaptive drafting.
+"""Tables of a sweep: cells by temperature, prompt set and K; checks.
 
 The prediction and the break-even alpha of a cell come from its replayed row. Where nothing was
 generated (mode=replay) the replayed rows take the place of the measured ones, as the title says.
@@ -14,7 +14,6 @@ from harness.reporting.sentences.run import greedy_counts
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import (
-    AdaptiveDrafting,
     DistributionTest,
     ReplayCheck,
     Summary,
@@ -110,6 +109,10 @@ REPLAYED_NOTE = (
     "Predicted: tokens per round from completions of the target that the draft scored, x R(0) /"
     " R(K). Nothing was generated with speculation."
 )
+THRESHOLD_NOTE = (
+    "A round at a threshold drafts fewer tokens than K and pays below break-even alpha, which is of"
+    " K tokens. Drafts ended at {}."
+)
 NO_ROOT_NOTE = "break-even alpha none: even alpha = 1 loses at that K."
 
 
@@ -147,6 +150,7 @@ def cells_table(summary: Summary) -> Table:
             GAP_NOTE if checks else "",
             SERVED_NOTE if served and any(cell.predicted for cell in cells) else "",
             CPU_NOTE if served and served.clock == "cpu" else "",
+            _thresholds(summary),
             PROMPTS_NOTE if any(cell.prompts for cell in cells) else "",
             _greedy_texts(summary),
             stability.note(summary, "cell"),
@@ -159,6 +163,17 @@ def _incomplete(row: ResultRow) -> str:
     """A note on a cell that did not complete, with its error."""
     at = f"{row.prompt_set}, temperature {fmt.temperature(row.temperature)}, K={row.k}"
     return f"{at} is {row.status}{f': {row.error}' if row.error else '.'}"
+
+
+def _thresholds(summary: Summary) -> str:
+    """A note on the thresholds at which a sweep's K are shown; "" without any."""
+    timed = [answer for answer in summary.answers if answer.timed and answer.prompt_set == "all"]
+    if summary.served is not None or not any(e.p_min for a in timed for e in a.candidates):
+        return ""
+    if summary.run.replay_only:
+        return THRESHOLD_NOTE.format("the p_min that is fastest for their K")
+    each = (f"p_min={a.named_p_min or 0:g} (T={a.temperature:g})" for a in timed)
+    return THRESHOLD_NOTE.format(", ".join(each))
 
 
 def _greedy_texts(summary: Summary) -> str:
@@ -221,32 +236,3 @@ def distribution_table(summary: Summary) -> Table:
     """The tests of sampled tokens against the target's distribution, by offset in a round."""
     title = "Sampled output against the target's distribution"
     return table(title, DISTRIBUTIONS, summary.distribution_tests, notes=DISTRIBUTION_NOTES)
-
-
-ADAPTIVE: tuple[Column[AdaptiveDrafting], ...] = (
-    Column("draft", lambda entry: entry.draft, key=True),
-    Column("T", lambda entry: entry.temperature, fmt.temperature, key=True),
-    Column("best\nK", lambda entry: entry.fixed.k, fmt.count),
-    Column("speedup\n[lo, hi]", lambda entry: fmt.bounded(entry.fixed), fmt.speedup),
-    Column("best\nthreshold", lambda entry: entry.best.threshold, fmt.decimal),
-    Column("K at\nmost", lambda entry: entry.best.k, fmt.count),
-    Column("adaptive speedup\n[lo, hi]", lambda entry: fmt.bounded(entry.best), fmt.speedup),
-)
-ADAPTIVE_NOTE = (
-    "Replayed, and priced by timed rounds of a fixed number of draft tokens; reading every draft"
-    " step back, which a threshold needs, is only in those of a sweep with decode.stop=threshold."
-    " Both speedups are less the optimism of choosing, where there are prompts for an interval."
-)
-WITHOUT = "it gives its tokens no probability that a threshold could be compared with."
-
-
-def adaptive_table(summary: Summary) -> Table:
-    """The best threshold of each draft, next to its best K without one."""
-    ranked = dict.fromkeys(
-        row.draft for board in summary.leaderboards for row in board.rows if row.dropped is None
-    )
-    known = {None, *(entry.draft for entry in summary.adaptive)}
-    without = ", ".join(str(draft) for draft in ranked if draft not in known)
-    lacking = f"Not available for {without}: {WITHOUT}" if without else ""
-    title = "Adaptive drafting (decode.stop=threshold)"
-    return table(title, ADAPTIVE, summary.adaptive, notes=(ADAPTIVE_NOTE, lacking))
