@@ -51,7 +51,7 @@ from harness.analysis.verdict import Candidate, Evidence, closed
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.engine_facts.draft_kinds import DRAFTS, looks_up
 from harness.engine_facts.engines import spec_of
-from harness.records import GREEDY, Failure, ResultRow, Trial, first, grouped, where
+from harness.records import GREEDY, Failure, ResultRow, Trial, grouped, where
 from harness.stats.two_phase import MIN_MEASURED, Pairs, look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
@@ -201,7 +201,8 @@ def _latency(served: ServedTexts) -> Latency | None:
 
 def predicted_drafts(setup: Setup) -> Predicted | None:
     """Every draft, K and threshold on the prompts that all drafts scored; None before the first."""
-    names = _names(setup)
+    failed = {each.where for each in setup.run.manifest.audition.failures}
+    names = [name for name in _names(setup) if name not in failed]
     drafts = [made for name in names if (made := served_draft(setup, name)) is not None]
     if not drafts:
         return None
@@ -258,18 +259,20 @@ def next_finalist(run: StoredRun) -> Candidate | None:
     """The candidate to measure after the first; None where there is no reason to.
 
     The best of the other drafts, where it is expected to be faster than the first was measured to
-    be, and that one is undecided.
+    be, and that one is undecided, or its texts are not plain decoding's.
     """
     setup = Setup(run)
-    made = _of_finalists(setup, predicted_drafts(setup))
-    first = made[0].workload if len(made) == 1 else None
-    if first is None or made[0].question.source != "measured" or first.decision != "undecided":
+    predicted = predicted_drafts(setup)
+    made = _of_finalists(setup, predicted)
+    if predicted is None or len(made) != 1 or made[0].question.source != "measured":
         return None
-    others = [each for each in first.candidates if each.draft != first.named[0]]
-    best = max(others, key=lambda each: each.speedup, default=None)
-    if best is None or first.speedup is None or best.speedup <= first.speedup:
+    first, measured = made[0].workload, _finalists(setup)[0].draft
+    gains = predicted.evidence.speedups(setup.weights)
+    others = {name: gain for name, gain in gains.items() if name.draft != measured}
+    best = max(others, key=lambda name: (others[name], -name.k), default=None)
+    if best is None or first.decision != "undecided" or others[best] <= (first.speedup or 0.0):
         return None
-    return Candidate(best.draft, best.k, best.p_min or 0.0)
+    return best
 
 
 # ---- the record ----------------------------------------------------------------------------------
@@ -287,18 +290,27 @@ def _measured_alone(setup: Setup) -> tuple[ChosenK, ...]:
     return tuple(ChosenK(GREEDY, max(setup.ks), looks=1, draft=name) for name in names)
 
 
+# Of two measured drafts the answer is that of what may be served, and a loss only where both lose
+_FIRST_SAID = {"speculate": 2, "undecided": 1, "does_not_pay": 0}
+
+
 def _answered(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]:
-    """The answer on the workload: that of what may be served, else of the faster one."""
+    """The answer on the workload, each measured draft with the speedups that its pairs have."""
     made = (*_of_finalists(setup, predicted), *_of_alone(setup))
     if not made:
         return ()
-    best = max(made, key=lambda each: (each.workload.speculates, each.workload.speedup or 0.0))
-    candidates = (*made[0].workload.candidates, *best.workload.candidates)
-    known = {each.name: each for each in candidates}
+    best = max(
+        made,
+        key=lambda each: (_FIRST_SAID[each.workload.decision], each.workload.speedup or 0.0),
+    )
+    known = {each.name: each for each in best.workload.candidates}
     for other in made:
-        own = first(other.workload.candidates, name=other.workload.name)
-        if own is not None and other is not best and other.question.source == "measured":
-            known[own.name] = replace(own, speedup=other.workload.speedup or own.speedup)
+        if other is best:
+            continue
+        own = other.workload.named[0] if other.question.source == "measured" else None
+        for each in other.workload.candidates:  # ties are to the one that is named
+            if each.draft == own or each.name not in known:
+                known[each.name] = replace(each, tied=False)
     return (replace(best, workload=replace(best.workload, candidates=tuple(known.values()))),)
 
 
@@ -313,6 +325,7 @@ def _of_finalists(setup: Setup, predicted: Predicted | None) -> tuple[Answered, 
             setup,
             chosen,
             lambda pairs, name, looks=looks: _with_pairs(predicted, pairs, name, looks),
+            otherwise=predicted.evidence,
             leads=not number,
         )
     if made:
@@ -322,7 +335,8 @@ def _of_finalists(setup: Setup, predicted: Predicted | None) -> tuple[Answered, 
     # Each draft at its fastest, before anything is measured: how well round times are known differs
     # much between K, and the optimism of a choice is taken from errors that are alike
     best = predicted.best_of(lambda name: name.draft, setup.weights).evidence
-    question = Question(best, engine.rule, "replayed", engine.name)
+    share = FIRST_SHARE if len(_names(setup)) > 1 else 1.0
+    question = Question(best, engine.rule, "replayed", engine.name, share=share)
     return answered([question], lambda _: None, weights=shares_of_sets(setup), seed=setup.seed)
 
 
@@ -344,25 +358,30 @@ def _by_pairs(
     chosen: ChosenK,
     evidence_of: Callable[[Sequence[Pair], Candidate], Evidence | None],
     *,
+    otherwise: Evidence | None = None,
     leads: bool,
 ) -> tuple[Answered, ...]:
     """The answer by the pairs of a draft that is measured; empty while there are too few.
 
+    Where its texts are not plain decoding's none of its times count, and the answer says that.
+
     Args:
+        otherwise: the evidence without pairs.
         leads: whether it is the first finalist; the others share what that leaves of the error.
     """
     engine, draft = setup.engine, str(chosen.draft)
     assert engine is not None
     served = served_texts(of_draft(setup, draft, chosen))
     name = Candidate(draft, chosen.k or 0, chosen.p_min)
+    doubt = distrust(by_text([each for each in served.checks if each.result != "OPEN"]))
     evidence = evidence_of(pairs_of(served.trials, GREEDY, name.k), name)
+    evidence = otherwise if evidence is None and doubt is not None else evidence
     if evidence is None:
         return ()
     share = 1.0
     if len(_names(setup)) > 1:
         others = 1 + len(_measured_alone(setup))
         share = FIRST_SHARE if leads else (1.0 - FIRST_SHARE) / others
-    doubt = distrust(by_text([each for each in served.checks if each.result != "OPEN"]))
     question = Question(evidence, engine.rule, "measured", engine.name, share=share)
     return answered([question], lambda _: doubt, weights=shares_of_sets(setup), seed=setup.seed)
 
@@ -408,12 +427,9 @@ def analyse_served_audition(setup: Setup) -> Summary:
         if where(setup.run.trials, draft=chosen.draft)
     ]
     results = tuple(_results(setup, predicted, measured))
-    engine, notes = spec_of(setup.engine.name), setup.run.manifest.audition
-    boards, latencies = (), dict[str, Latency]()
-    if predicted is not None:
-        board = rank(predicted, setup.weights, seed=setup.seed)
-        board = _with_rows(board, made)
-        boards, latencies = (replace(board, engines=(engine.title,)),), dict(predicted.latencies)
+    notes = setup.run.manifest.audition
+    boards = _boards(setup, predicted, made)
+    latencies = {} if predicted is None else dict(predicted.latencies)
     names = _names(setup)
     ranked = [row.draft for board in boards for row in board.rows if row.draft]
     lacking = tuple(name for name in names if name not in ranked)
@@ -436,7 +452,11 @@ def analyse_served_audition(setup: Setup) -> Summary:
                 for server in measured
                 for caveat in gate_caveats(server.gates, setup.engine.rule)
             ),
-            *greedy_texts_differ.of(by_text(checks)),
+            *(
+                caveat
+                for server in measured
+                for caveat in greedy_texts_differ.of(by_text(server.texts.checks))
+            ),
             *of_setup(setup, results),
             *timing.plain_tokens_unlike.of({GREEDY: _plain_visits(setup, latencies)}, answers),
             *k_at_edge.of(setup, answers),
@@ -465,17 +485,34 @@ def _plain_visits(setup: Setup, latencies: Mapping[str, Latency]) -> dict[str, L
     return made
 
 
-def _with_rows(board: Leaderboard, made: Sequence[Answered]) -> Leaderboard:
-    """A leaderboard with rows of what is measured and not replayed."""
-    known = {row.draft for row in board.rows}
-    rows = [
+def _boards(
+    setup: Setup, predicted: Predicted | None, made: Sequence[Answered]
+) -> tuple[Leaderboard, ...]:
+    """The leaderboard; none while nothing is replayed or measured."""
+    assert setup.engine is not None
+    rows: Sequence[LeaderboardRow] = ()
+    if predicted is not None:
+        rows = rank(predicted, setup.weights, seed=setup.seed).rows
+    rows, rule = _with_measured(rows, made), setup.engine.rule
+    engine = spec_of(setup.engine.name).title
+    return (Leaderboard(rule, GREEDY, (engine,), rows),) if rows and rule is not None else ()
+
+
+def _with_measured(
+    rows: Sequence[LeaderboardRow], made: Sequence[Answered]
+) -> tuple[LeaderboardRow, ...]:
+    """The rows of a leaderboard, with those of what is measured and not replayed."""
+    known = {row.draft for row in rows}
+    more = [
         LeaderboardRow(0, each.draft, each.k, each.speedup)
         for answered in made
         for each in answered.workload.candidates
         if each.source == "measured" and each.draft not in known
     ]
-    rows = sorted((*board.rows, *rows), key=lambda row: (-row.speedup, row.draft is not None))
-    return replace(board, rows=tuple(replace(row, rank=n) for n, row in enumerate(rows, start=1)))
+    if more and not rows:
+        more.append(LeaderboardRow(0, None, 0, 1.0))  # plain decoding
+    ranked = sorted((*rows, *more), key=lambda row: (-row.speedup, row.draft is not None))
+    return tuple(replace(row, rank=place) for place, row in enumerate(ranked, start=1))
 
 
 def _results(

@@ -344,7 +344,7 @@ def print_served_audition(
         "texts of the target": f"{len(prompts)} of {config.new_tokens} tokens at most",
         "cells, replayed": f"K = {listed(config.speculative_ks)}; p_min ="
         f" {listed(config.p_min or ())}; of each draft",
-        "measured": "the best by replay, next to plain decoding",
+        "measured": "the best by replay, next to plain decoding; two drafts at most",
         "memory": memory_line(config, drafts),
     }
     if time is not None:

@@ -203,7 +203,7 @@ def _measure(run: _Run) -> None:
                     _score(run, name, work, plain)
                     _time_rounds(run, name, work, plain)
                 else:
-                    _measure_alone(run, name, work, plain)
+                    _measure_alone(run, work, plain)
             except Broken as error:
                 _check_alive(first, plain)
                 _note_failure(run, name, in_one_line(error))
@@ -384,18 +384,20 @@ def _time_rounds(run: _Run, name: str, work: Workload, plain: Server) -> None:
                 tick()
 
 
-def _measure_alone(run: _Run, name: str, work: Workload, plain: Server) -> None:
+def _measure_alone(run: _Run, work: Workload, plain: Server) -> None:
     """Measure a draft that learns from requests, at the largest K, next to plain decoding.
 
     Every prompt is asked once, for a second time it would know the answer.
     """
-    k, visit = max(run.config.speculative_ks), FINALISTS + 1 + [*run.works].index(name)
+    k, visit = max(run.config.speculative_ks), FINALISTS + 1
     work = replace(work, config=replace(work.config, k=[k]))
     order = in_random_order(work.prompts, work.config.seed)
     with ExitStack() as stack:
         servers = {PLAIN: plain, Role(k): _open(run, stack, work, Role(k))}
-        entries = [entry for each in order for entry in each.turns]
-        _measure_part(run, work, entries, servers, visit)
+        for conversation in order:
+            if run.watch.left_s < 0.0:
+                break
+            _measure_part(run, work, conversation.turns, servers, visit)
         judge_greedy_texts(run.folder, work, servers)
 
 
@@ -462,10 +464,14 @@ def _measure_best(run: _Run, plain: Server) -> None:
         ks = _with_finalist(run, ServedKs(()), best)
     while True:
         if ks.ended in (None, "budget") and not _measure_finalist(run, plain, ks):
-            return
+            best = best_by_replay(load(folder.path))  # its draft is left out
+            if best is None or best.draft not in run.works or run.watch.left_s < 0.0:
+                return
+            ks = _with_finalist(run, replace(ks, chosen=ks.chosen[:-1]), best)
+            continue
         ks = folder.manifest.served_ks
         assert ks is not None
-        if ks.ended == "budget" or len(ks.chosen) == FINALISTS:
+        if len(ks.chosen) == FINALISTS or run.watch.left_s < 0.0:
             return
         following = next_finalist(load(folder.path))
         if following is None or following.draft not in run.works:
@@ -475,7 +481,7 @@ def _measure_best(run: _Run, plain: Server) -> None:
 
 def _with_finalist(run: _Run, ks: ServedKs, finalist: Candidate) -> ServedKs:
     """What is measured, noted with one finalist more."""
-    before = tuple(replace(each, looks=ks.made) for each in ks.chosen)
+    before = tuple(replace(each, looks=each.looks or ks.made) for each in ks.chosen)
     draft, k, p_min = finalist
     ks = ServedKs((*ks.started, k), (*before, ChosenK(GREEDY, k, draft=draft, p_min=p_min)))
     run.folder.note(served_ks=ks)

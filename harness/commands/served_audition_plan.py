@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from harness import formatting as fmt
+from harness.analysis.served_audition import FINALISTS
 from harness.commands.run_time import about
 from harness.commands.server_plan import Pace, machine_pace
 from harness.commands.tasks import EncodedPrompt
@@ -50,12 +51,14 @@ class AuditionTime:
     Attributes:
         plain: of the target's texts.
         drafts: by name, of the scores and the timed rounds of each.
-        measuring: of all looks at the best candidate, as if it were as fast as plain decoding.
+        measuring: of all looks at a finalist, as if it were as fast as plain decoding.
+        finalists: that are measured at most.
     """
 
     plain: float
     drafts: Mapping[str, float]
     measuring: float
+    finalists: int = 1
 
     @property
     def ranking_s(self) -> float:
@@ -67,14 +70,14 @@ class AuditionTime:
         ranked, look = self.ranking_s, self.measuring / LOOKS
         return (
             f"ranked by replay after about {fmt.duration(ranked)}, and the best one measured after"
-            f" {about(ranked + look, ranked + self.measuring)}"
+            f" {about(ranked + look, ranked + self.finalists * self.measuring)}"
         )
 
     def left(self, plain_s: float) -> "AuditionTime":
         """What is left after the plain texts, which took so long."""
         pace = plain_s / self.plain if self.plain else 1.0
         drafts = {name: pace * seconds for name, seconds in self.drafts.items()}
-        return AuditionTime(0.0, drafts, pace * self.measuring)
+        return replace(self, plain=0.0, drafts=drafts, measuring=pace * self.measuring)
 
 
 def audition_time(
@@ -119,7 +122,9 @@ def audition_time(
         drafts[name] = pace.start_s + starts + scored + asked + rounds
     started = max(LEAST_START_S, target.start_s)
     measuring = started + 2.0 * (texts_s(target) + REQUEST_S * len(lengths))
-    return AuditionTime(started + texts_s(target), drafts, measuring)
+    replayed = sum(pair.draft.spec.replayed for pair in pairs.values())
+    finalists = min(FINALISTS, replayed)
+    return AuditionTime(started + texts_s(target), drafts, measuring, finalists)
 
 
 def _as_target(draft: ModelConf) -> ModelConf:

@@ -327,13 +327,15 @@ def _waiting(folder: RunFolder, work: Workload) -> list[tuple[TextCheck, PlainTe
     """The texts that differ and have no check, of an engine that can be asked."""
     if not spec_of(work.config.engine).lists_logprobs:
         return []
-    checks = [check for check in folder.checks() if isinstance(check, TextCheck)]
-    stored = {check.id for check in checks}
-    judged = Counter(k for k, *_ in {(check.k, check.prompt_set, check.prompt) for check in checks})
+    pairs = _pairs_of_draft(folder, work)
+    ids = {check.id for check, *_ in pairs}
+    stored = [c for c in folder.checks() if isinstance(c, TextCheck) and c.id in ids]
+    judged = Counter(k for k, *_ in {(check.k, check.prompt_set, check.prompt) for check in stored})
+    known = {check.id for check in stored}
     waiting: list[tuple[TextCheck, PlainText]] = []
-    for check, trial, plain in greedy_pairs(folder.trials.read()):
+    for check, trial, plain in pairs:
         position = check.first_difference
-        if position is None or check.id in stored or judged[check.k] >= MOST_JUDGED:
+        if position is None or check.id in known or judged[check.k] >= MOST_JUDGED:
             continue
         other = (trial.tokens or ())[position : position + 1]
         text = _plain_text(work, plain)
@@ -341,9 +343,19 @@ def _waiting(folder: RunFolder, work: Workload) -> list[tuple[TextCheck, PlainTe
     return waiting
 
 
+def _pairs_of_draft(folder: RunFolder, work: Workload) -> list[tuple[TextCheck, Trial, Trial]]:
+    """The greedy texts of the workload's draft next to plain decoding's; an audition has others."""
+    trials = folder.trials.read()
+    of_draft = where(trials, draft=work.config.draft.name)
+    return [*greedy_pairs([*where(trials, k=0), *(trial for trial in of_draft if trial.k)])]
+
+
 def _equal_texts(folder: RunFolder, work: Workload, k: int) -> Iterator[PlainText]:
-    for check, _, plain in greedy_pairs(folder.trials.read()):
-        if check.k == k and check.result == "PASS" and check.repetition == 0:
+    seen: set[tuple[str, str]] = set()
+    for check, _, plain in _pairs_of_draft(folder, work):
+        name = check.prompt_set, check.prompt
+        if check.k == k and check.result == "PASS" and name not in seen:
+            seen.add(name)
             yield _plain_text(work, plain)
 
 

@@ -155,7 +155,10 @@ class _Visits:
 
     def say_left(self, least: float, most: float) -> None:
         """Say how long so many requests take, at the pace of those before, with their scores."""
-        request_s = (monotonic() - self.begun) / max(1, self.answered() - self.before)
+        number = self.answered() - self.before
+        if number <= 0:  # of a run that goes on
+            return
+        request_s = (monotonic() - self.begun) / number
         least_s, most_s = (min(request_s * each, self.watch.left_s) for each in (least, most))
         say(
             f"left: about {fmt.duration(least_s)} if the first look decides, at most about"

@@ -61,11 +61,10 @@ def _of_drafts(summary: Summary, answer: Answer) -> Iterator[Bar]:
         if row.p_min:
             label = f"{label}, p_min={row.p_min:g}"
         name = row.draft, row.k, row.p_min
-        named, measured = row.draft == answer.named[0], False
-        if answer.source == "measured":  # what was measured of the one has the others differ
-            same = first(answer.candidates, name=name)
-            row = replace(row, speedup=same.speedup) if same else row
-            measured = named or (same is not None and same.source == "measured")
+        named, same = row.draft == answer.named[0], first(answer.candidates, name=name)
+        measured = same is not None and same.source == "measured"
+        if same and (measured or answer.source == "measured"):
+            row = replace(row, speedup=same.speedup)  # at what was measured of the one
         speedup = answer.speedup if named and answer.speedup is not None else row.speedup
         yield Bar(f"{label} ({mark})" if mark else label, speedup, measured, named)
 

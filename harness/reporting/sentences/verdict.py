@@ -33,6 +33,8 @@ OF_THE_RUN: frozenset[VerdictReason] = frozenset(
 NOT_PLAIN_TEXTS = frozenset[VerdictReason](("greedy_texts_differ", "server_not_lossless"))
 ALONE = "one request at a time"  # the load of the harness's own loop
 FEW = 2  # engines that a sentence names
+# Levels above it have a decimal
+NEARLY_ONE = 0.99
 # Below it a chance of a gain is as good as even
 UNSURE = 0.15
 SYNTHETIC_ONLY = "It holds at the synthetic acceptance only."
@@ -152,7 +154,9 @@ def times_as_fast(answer: Answer) -> str:
     level = answer.reason_values.get("level")
     interval = " (no interval)"
     if lo is not None and hi is not None:
-        percent = f"{100.0 * level:.0f} %: " if isinstance(level, float) else ""
+        percent = ""
+        if isinstance(level, float):
+            percent = f"{100.0 * level:.{int(level > NEARLY_ONE)}f} %: "
         interval = f" ({percent}{lo:.2f} to {hi:.2f})"
     return f"{value:.2f} times as fast{interval}"
 
@@ -172,7 +176,7 @@ def _ties(answer: Answer) -> str:
     if not names:
         return ""
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f" {listed} {'is' if len(names) == 1 else 'are'} as good within error."
+    return f" {_capital(listed)} {'is' if len(names) == 1 else 'are'} as good within error."
 
 
 def _odds(answer: Answer) -> str:
