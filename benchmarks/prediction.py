@@ -53,7 +53,7 @@ from harness.cli import compose
 from harness.commands import sweep
 from harness.models import embedded
 from harness.records import Cell, UserError
-from harness.stats import jackknife
+from harness.stats.jackknife import workload_ratio
 from harness.storage import StoredRun, load
 
 TEXTS = 16
@@ -131,9 +131,9 @@ def gap_of_synthetic(run: StoredRun, cell: Cell, expected: float) -> float | Non
     trials = [trial for trial in completed(latest(run.trials)) if trial.cell_key == cell]
     sums = per_prompt(trials, [new_tokens, lambda trial: trial.rounds or 0])
     counts = np.array(list(sums.values()))
-    observed = jackknife.ratio(counts[:, 0], counts[:, 1])
+    observed = workload_ratio(counts[:, 0], counts[:, 1])
     error = observed.standard_error
-    return (observed.value - expected) / error if error else None
+    return (float(observed.value) - expected) / error if error else None
 
 
 def shown(name: str, number: int, table: pd.DataFrame, console: Console) -> None:

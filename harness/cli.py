@@ -48,7 +48,7 @@ from harness import PACKAGE
 from harness.command_words import as_typed, of_hydra
 from harness.command_words import command as command_line
 from harness.commands.keys import help_of_keys, with_keys_of_run
-from harness.commands.progress import progress
+from harness.commands.progress import next_command, progress
 from harness.commands.run_lifecycle import Interrupted, Outcome
 from harness.config import (
     AUTO_DRAFTS,
@@ -114,7 +114,7 @@ REMOVED = {
 }
 # Of a word that Hydra cannot parse: what to type instead
 QUOTING = (
-    "A value with a comma, bracket or quote is quoted for the shell and once more, as"
+    "a value with a comma, bracket or quote is quoted for the shell and once more, as"
     f" {as_typed('prompts.files', ['my prompts (1).jsonl'])}"
 )
 # Of a path, or of a draft's folder in name@~/folder
@@ -155,6 +155,8 @@ def work(command: str, config: Any) -> Outcome:
     What does it, harness.commands.<command>, is imported after a line has said what is done: with
     torch that takes seconds.
     """
+    if _jobs:
+        next_command()
     with progress(f"{config.doing(command)}: loading libraries"):
         gc.disable()  # collections look at what is imported again and again: a sixth of the time
         try:
@@ -257,11 +259,18 @@ def _report_composition(command: str, error: Exception) -> int:
     if misspelt is not None:
         _say(f"error: {misspelt}")
         return USER_ERROR
-    advice = QUOTING if isinstance(error, OverrideParseException) else None
-    for text in filter(None, (error, error.__cause__, advice)):
-        _say(str(text))
-    _say(f"\nSet the environment variable {FULL_ERROR}=1 for a complete stack trace.")
-    return CELLS_FAILED
+    if isinstance(error, OverrideParseException):
+        reason = f"the command line cannot be read: {_first_line(error)}; {QUOTING}"
+    else:
+        key = getattr(cause, "full_key", None)
+        reason = f"{key}: {_first_line(cause)}" if cause and key else _one_line(str(error))
+    _say(f"error: {reason}")
+    return USER_ERROR
+
+
+def _first_line(error: BaseException) -> str:
+    """The reason of an error of Hydra's, which further lines explain in its own terms."""
+    return str(error).strip().split("\n")[0][:MOST_CHARACTERS]
 
 
 def _report_interruption(stop: KeyboardInterrupt) -> int:

@@ -137,6 +137,11 @@ class CandidateSpeedup:
     predicted: float | None = None
     p_min: float | None = None  # below which a token ends a draft; None: none does
 
+    @property
+    def name(self) -> tuple[str, int, float | None]:
+        """The draft, K and threshold."""
+        return self.draft, self.k, self.p_min
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -212,10 +217,15 @@ class Answer:
         return p_min if isinstance(p_min, float) else None
 
     @property
+    def name(self) -> tuple[str | None, int, float | None]:
+        """The draft, K and threshold whose speedup this is."""
+        return (*self.named, self.named_p_min)
+
+    @property
     def by_k(self) -> tuple[CandidateSpeedup, ...]:
         """The speedups of the named draft at the named threshold, by K."""
-        name = self.named[0], self.named_p_min
-        of_draft = (each for each in self.candidates if (each.draft, each.p_min) == name)
+        draft, _, p_min = self.name
+        of_draft = (each for each in self.candidates if (each.draft, each.p_min) == (draft, p_min))
         return tuple(sorted(of_draft, key=lambda each: each.k))
 
     @property

@@ -17,7 +17,7 @@ from scipy.stats import trim_mean
 
 from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, Timed, decide, in_turn
 from harness.stats.jackknife import independent_errors, share_interval
-from harness.stats.workload import TRIMMED, SharedError
+from harness.stats.workload import TRIMMED, SharedError, visit_error
 
 DRAFTS, KS = 4, 8
 SETS = ("easy", "hard")
@@ -90,10 +90,9 @@ def evidence(rng: np.random.Generator, world: World, size: int, truth, temperatu
     if world.one:
         return one_measured(rng, world, tokens, times, temperature)
     times = times * timing(rng, world, times.shape)
-    costs: dict[Candidate, np.ndarray] = {}
-    shared: tuple[SharedError, ...] = ()
+    errors: tuple[SharedError, ...] = ()
     if world.visits:
-        relative, costs = visits(rng, world.visits, len(truth) // KS)
+        relative, errors = visits(rng, world.visits, len(truth) // KS)
         times[1:] *= relative[:, None]
     if world.requests:
         # A start and a slope over K, which all candidates share
@@ -102,8 +101,8 @@ def evidence(rng: np.random.Generator, world: World, size: int, truth, temperatu
         of_parts = parts[0] + slope[:, None] * parts[1]
         times[1:] *= np.exp(of_parts.mean(axis=1))[:, None]
         without = (of_parts.sum(axis=1, keepdims=True) - of_parts) / (PARTS - 1)
-        shared = (SharedError(independent_errors(without), PARTS - 1.0),)
-    return replace(evidence_of(tokens, times, costs, temperature), shared=shared)
+        errors = (SharedError(independent_errors(without), PARTS - 1.0),)
+    return evidence_of(tokens, times, errors, temperature)
 
 
 def one_measured(rng: np.random.Generator, world: World, tokens, times, temperature: float):
@@ -111,18 +110,18 @@ def one_measured(rng: np.random.Generator, world: World, tokens, times, temperat
     best = 1 + int(times[1:].sum(axis=1).argmin())
     plain, drafted = timing(rng, world, (2, len(tokens)))
     times = np.concatenate([times[:1] * plain, times[1:] * drafted])
-    return replace(evidence_of(tokens, times, {}, temperature), named=CANDIDATES[best - 1])
+    return replace(evidence_of(tokens, times, (), temperature), named=CANDIDATES[best - 1])
 
 
-def evidence_of(tokens, times, costs, temperature=1.0):
-    """From [plain or candidate, prompt] times, and the candidates' costs by visit, if any."""
+def evidence_of(tokens, times, errors, temperature=1.0):
+    """From [plain or candidate, prompt] times, and the errors of timing, if any."""
     size = len(tokens)
     return Evidence(
         temperature=temperature,
         names=tuple((SETS[i % len(SETS)], f"p{i}") for i in range(size)),
         baseline=Timed(times[0], tokens),
         candidates={n: Timed(time, tokens) for n, time in zip(CANDIDATES, times[1:], strict=False)},
-        visit_costs=costs,
+        timing=errors,
     )
 
 
@@ -168,15 +167,15 @@ def _typical(spread):
 
 
 def visits(rng, spread, drafts):
-    """The error of each candidate's round time, and its visits' costs."""
-    relative, costs = [], {}
+    """The error of each candidate's round time, and what each draft's visits tell of it."""
+    relative, errors = [], []
     for draft in range(drafts):
         timed = _scatter(rng, spread, (KS, VISITS))
         estimates = np.asarray(trim_mean(timed, TRIMMED, axis=1))
         relative.append(estimates / _typical(spread))
-        names = CANDIDATES[draft * KS : (draft + 1) * KS]
-        costs.update(zip(names, timed / estimates[:, None], strict=True))
-    return np.concatenate(relative), costs
+        rows = range(draft * KS, (draft + 1) * KS)
+        errors.append(visit_error(timed / estimates[:, None]).among(drafts * KS, rows))
+    return np.concatenate(relative), tuple(errors)
 
 
 def report(rng: np.random.Generator, world: World, size: int, truth, counts: Any) -> None:

@@ -32,7 +32,6 @@ from harness.analysis.verdict import (
     SETS_SHARE,
     Candidate,
     Evidence,
-    MeasuredPairs,
     closed,
     decide,
     in_turn,
@@ -70,23 +69,20 @@ def two_phases(
 ) -> Evidence:
     """Every prompt replayed, and all pairs of the best K."""
     tokens, seconds = texts(rng, WORLDS[name], design.prompts, truth)
-    relative, costs = visits(rng, SCATTER, 1)
+    relative, errors = visits(rng, SCATTER, 1)
     predicted = seconds * ((1.0 - (BIAS if name == BIASED else 0.0)) * relative[:, None])
-    replayed = evidence_of(tokens, np.concatenate([tokens[None], predicted]), costs, temperature)
-    best = int(np.argmax(replayed.workload(None).log_speedups()))
+    replayed = evidence_of(tokens, np.concatenate([tokens[None], predicted]), errors, temperature)
+    best = int(np.argmax(replayed.workload(None).log_speedups.value))
     rows = rng.permutation(design.prompts)[: design.measured]
     plain_s, measured_s = timing(rng, WORLDS[name], (2, len(rows)))
-    pairs = MeasuredPairs(
-        CANDIDATES[best],
-        tuple(replayed.names[row] for row in rows),
-        Pairs(
-            seconds=seconds[best, rows] * measured_s,
-            cost=predicted[best, rows],
-            plain_s=tokens[rows] * plain_s,
-            plain_tokens=tokens[rows],
-        ),
+    pairs = Pairs(
+        prompts=tuple(replayed.names[row] for row in rows),
+        seconds=seconds[best, rows] * measured_s,
+        cost=predicted[best, rows],
+        plain_s=tokens[rows] * plain_s,
+        plain_tokens=tokens[rows],
     )
-    return replace(replayed, pairs=pairs)
+    return replace(replayed, named=CANDIDATES[best], pairs=pairs)
 
 
 def at_look(evidence: Evidence, look: int) -> Evidence:
@@ -94,10 +90,9 @@ def at_look(evidence: Evidence, look: int) -> Evidence:
     pairs = evidence.pairs
     assert pairs is not None
     number = math.ceil(len(pairs.prompts) * look / LOOKS)
-    every = pairs.timed
-    columns = (every.seconds, every.cost, every.plain_s, every.plain_tokens)
-    timed = Pairs(*(column[:number] for column in columns), looks=look_shares(look))
-    return replace(evidence, pairs=replace(pairs, prompts=pairs.prompts[:number], timed=timed))
+    columns = (pairs.prompts, pairs.seconds, pairs.cost, pairs.plain_s, pairs.plain_tokens)
+    made = Pairs(*(column[:number] for column in columns))
+    return replace(evidence, pairs=made, looks=look_shares(look))
 
 
 def verdict_on(evidence: Evidence, prompt_set: str, error: float, **more) -> Answer:

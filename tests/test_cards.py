@@ -217,7 +217,7 @@ def test_a_dry_run_prints_the_modelled_cost_of_one_card_or_of_all(
     one = dry("model=qwen3_4b", "draft=qwen3_0_6b", "gpu=a10g")
     assert "Time and cost (modelled)" in one
     assert "a10g" in one
-    assert "$1.10" in one
+    assert "the prices of conf/gpu" in one
     assert "h100" not in one
     every = dry()
     assert all(f"\n{card.name} " in every for card in all_cards())

@@ -7,7 +7,7 @@ import pytest
 
 from harness.analysis.cells import measured_rows
 from harness.records import Trial
-from harness.stats.jackknife import share_interval, speedup_interval
+from harness.stats.jackknife import exponential, log_speedup, share_interval
 from harness.theory.speedup import RoundTimes
 
 TIMES = RoundTimes(0.010, ((1, 0.012), (2, 0.014)))
@@ -156,7 +156,8 @@ def test_intervals_leave_out_prompts_with_their_repetitions_summed():
     ]
     row = rows(trials)[1]
     tokens = np.full(10, 20.0)
-    expected = speedup_interval(before.sum(1), tokens, after.sum(1), tokens)
+    log = log_speedup(before.sum(1), tokens, after.sum(1), tokens)
+    expected = exponential(log.interval(skew=True))
     assert (row.speedup_lo, row.speedup_hi) == pytest.approx(expected)
     accepted = np.array([2.0 * (1 + 2 * (i % 4)) for i in range(10)])
     judged = accepted + np.array([2.0 * (i % 3 + 2) for i in range(10)])

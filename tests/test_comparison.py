@@ -19,7 +19,7 @@ from harness.commands import report
 from harness.commands.run_lifecycle import Outcome
 from harness.config import ReportConfig
 from harness.records import Trial, UserError
-from harness.stats.jackknife import speedup_interval
+from harness.stats.jackknife import exponential, log_speedup
 from harness.storage import RunFolder, StoredRun, load
 from harness.storage.manifest import Manifest
 from harness.summary import ComparisonRow
@@ -92,9 +92,10 @@ def test_pairing_by_prompt_makes_a_small_loss_visible() -> None:
         for cell in cells
         for name in ("decode_s", "new_tokens")
     ]
-    alone = speedup_interval(
+    log = log_speedup(
         numbers[0], numbers[1], numbers[2], numbers[3], [t.prompt_set for t in cells[0]]
     )
+    alone = exponential(log.interval(skew=True))
     assert alone is not None
     assert alone.hi / alone.lo > 1.1, "unpaired, the prompts' own scatter would hide it"
 

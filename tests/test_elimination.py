@@ -24,7 +24,7 @@ from harness.commands import draft_scoring, draft_turns, sweep_looks
 from harness.measurement.round_times import LEAST_VISITS
 from harness.records import StepTiming, UserError
 from harness.stats.two_phase import LOOKS, look_shares, nominal_error
-from harness.stats.workload import VisitCosts, Workload
+from harness.stats.workload import Workload, visit_error
 from harness.storage import StoredRun, load
 from harness.storage.manifest import AuditionNotes
 from harness.summary import Dropped
@@ -387,17 +387,17 @@ def test_a_ratio_of_two_candidates_is_the_speedup_of_one_over_the_other() -> Non
     seconds = np.exp(rng.normal(0.0, 0.3, (3, 12))) * tokens
     sets = ("easy",) * 6 + ("hard",) * 6
     costs = np.exp(rng.normal(0.0, 0.05, (2, 2, 6)))
-    visits = (VisitCosts(np.array([0, 1]), costs[0]), VisitCosts(np.array([2]), costs[1][:1]))
+    visits = visit_error(costs[0]).among(3, [0, 1]), visit_error(costs[1][:1]).among(3, [2])
     tokens_of = np.tile(tokens, (3, 1))
     workload = Workload(tokens, tokens, seconds, tokens_of, sets, None, visits)
-    logs, variance = workload.log_speedups(), workload.log_speedup_variance(1)
+    logs, variance = workload.log_speedups.value, workload.variance(1)
     ratios = logs - logs[1]
     over = Workload(seconds[1], tokens, seconds, tokens_of, sets)
-    assert ratios.tolist() == pytest.approx(over.log_speedups().tolist())
-    of_prompts = over.log_speedup_variance().value
-    of_visits = workload.visit_variance(1).value
+    assert ratios.tolist() == pytest.approx(over.log_speedups.value.tolist())
+    of_prompts = over.variance().value
+    of_visits = workload.timing_variance(1).value
     assert variance.value.tolist() == pytest.approx((of_prompts + of_visits).tolist())
     assert (ratios[1], variance.value[1]) == (0.0, 0.0)
     # Drafts were visited apart, and K of one draft together
-    apart = visits[0].variance.value[1] + visits[1].variance.value[0]
+    apart = visits[0].variance.value[1] + visits[1].variance.value[2]
     assert of_visits[2] == pytest.approx(apart)

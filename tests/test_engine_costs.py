@@ -413,8 +413,8 @@ def test_an_error_that_prompts_share_widens_every_interval_and_moves_candidates_
     seconds = np.stack([0.8, 0.9])[:, None] * np.exp(0.05 * rng.standard_normal((2, prompts)))
     moves = np.array([[0.2, 0.0], [0.2, 0.1]])
     exact = Workload(plain, plain, seconds, np.ones_like(seconds), ("a",) * prompts)
-    known = replace(exact, shared=(SharedError(moves, 7.0),))
-    more = known.log_speedup_variance().value - exact.log_speedup_variance().value
+    known = replace(exact, timing=(SharedError(moves, 7.0),))
+    more = known.variance().value - exact.variance().value
     assert more == pytest.approx([0.04, 0.05])
     fits = [two_phase(each, seed=0) for each in (exact, known)]
     assert fits[0] is not None

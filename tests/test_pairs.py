@@ -128,7 +128,7 @@ def test_the_k_that_replays_best_is_measured_and_named(run: StoredRun) -> None:
         assert (chosen.k, chosen.p_min) == (row.k, 0.0)
     for evidence in sweep.evidence:
         assert evidence.pairs is not None
-        assert evidence.pairs.candidate == Candidate("tiny_good", k_at(run, evidence.temperature))
+        assert evidence.named == Candidate("tiny_good", k_at(run, evidence.temperature))
     for answer in where(analyse(run).answers, engine="own"):
         assert answer.named[1] == k_at(run, answer.temperature)
         assert answer.source == "measured"
@@ -205,8 +205,8 @@ def test_rounds_are_priced_by_how_much_they_drafted(run: StoredRun) -> None:
     changed = replace(counts, proposals=half, drafted=counts.rounds * candidate.k / 2.0)
     replays = replace(replayed, candidates={candidate: changed})
     latency = Latency(RoundTimes(1.0, tuple((k, 1.0 + 0.5 * k) for k in KS)))
-    priced = measured_pairs(pairs, replays, latency, candidate, (1.0,))
+    priced = measured_pairs(pairs, replays, latency, candidate)
     assert priced is not None
     drafted = np.array([sum(t.drafted or 0 for t in pair.drafted) for pair in pairs])
     rounds = np.array([sum(t.rounds or 0 for t in pair.drafted) for pair in pairs])
-    assert priced.timed.cost == pytest.approx(rounds + 0.5 * drafted)
+    assert priced.cost == pytest.approx(rounds + 0.5 * drafted)

@@ -572,7 +572,7 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = timed()
-    refused([], "no R(K, B) at temperature 0", replace(run, loads=()))
+    refused([], "timed no requests side by side at temperature 0", replace(run, loads=()))
     refused([], "python -m harness.server", replace(run, loads=()))
     refused([], "concurrency=[1,2,4]", replace(run, loads=()))
     refused(
@@ -589,7 +589,7 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused(
     refused([], "texts are not scored", unscored)
     # Loads that waited for a slot say nothing
     waited = tuple(replace(timing, slots=1) for timing in run.loads if timing.concurrency == 4)
-    refused([], "no R(K, B)", replace(run, loads=waited))
+    refused([], "no requests side by side", replace(run, loads=waited))
     refused([], "by processor time; run it again with clock=engine", load(FROZEN / "server"))
     assert run.manifest.engine is not None
     lines = [replace(each, line="llama-server") for each in run.manifest.engine.commands]

@@ -26,6 +26,7 @@ from harness.records import (
     Trial,
     UserError,
 )
+from harness.stats.workload import visit_error
 from harness.theory.replay import by_start, replay
 from harness.theory.speedup import StepTimes
 
@@ -201,9 +202,10 @@ def test_intervals_and_verdicts_see_how_much_visits_differ(replays):
         assert interval is not None
         widths.append(np.log(interval.hi / interval.lo))
     assert widths[1] > 1.1 * widths[0]
-    costs = evidence_of(one, {"good": noisy}).visit_costs[name]
-    assert costs == pytest.approx(ratios[:, 0] / noisy.rounds.relative(4))
-    assert evidence_of(one, {"good": EXACT["good"]}).visit_costs == {}
+    (error,) = evidence_of(one, {"good": noisy}).timing
+    by_hand = visit_error(ratios.T / noisy.rounds.relative(4))
+    assert error.moves == pytest.approx(by_hand.moves)
+    assert evidence_of(one, {"good": EXACT["good"]}).timing == ()
 
 
 def test_predicted_seconds_are_rounds_times_the_cost_of_a_round(replays):

@@ -141,7 +141,11 @@ def test_a_dry_run_counts_the_generations_that_a_sweep_makes(
         ("snapshot", ("temperature=[0]", "k=[1,4]"), "generations {} (temperature 0)"),
         ("audition", ("temperature=[0,1]", "drafts=[ngram]"), "texts of the target {}"),
         ("profile", ("contexts=[16]", "batches=[1]"), "generations, plain {} (each model"),
-        ("server", ("temperature=[0]", "engine=own", "until=all"), "one at a time {} of 12 tokens"),
+        (
+            "server",
+            ("temperature=[0]", "engine=own", "until=all"),
+            "one at a time {}, of up to 12 tokens",
+        ),
     ],
 )
 def test_a_dry_run_counts_the_generations_of_every_command(

@@ -92,11 +92,11 @@ def test_an_answer_is_said_as_a_practitioner_says_it() -> None:
     served = replace(SERVE, candidates=tied, reason_values={"level": 0.95}, p_min=0.75)
     assert verdict.answer_sentence(served) == (
         "Use small with K=3 and p_min=0.75: 1.42 times as fast (95 %: 1.36 to 1.48)."
-        " K=2, p_min=0.5 and A.gguf are as good within error."
+        " K=2, p_min=0.5 and the draft A.gguf are as good within error."
     )
     assert verdict.answer_sentence(replace(REASONS["timing_noise"], chance=0.05, gain=-0.15)) == (
         "Probably not: small with K=3 is 95 % likely slower, by about 15 %. Most of the doubt is"
-        " timing noise; repeat on a quiet machine or with more repetitions=."
+        " timing noise; repeat on a quiet machine or raise repetitions=."
     )
     even = verdict.answer_sentence(replace(REASONS["near_one"], chance=0.5, gain=0.0))
     assert even.startswith("Undecided: small with K=3 is as likely slower as faster. ")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import ran, sample
+from runs import FROZEN, ran, sample
 
 from harness.analysis import analyse
 from harness.analysis.batch_schedule import LoadResults
@@ -30,6 +30,7 @@ from harness.analysis.server_costs import (
     speedup_variance,
     timed_rounds,
 )
+from harness.analysis.server_lossless import gates
 from harness.analysis.server_predictions import plain_texts, served_rows, timed_server
 from harness.analysis.server_run import served_run, served_summary
 from harness.analysis.server_texts import served_texts
@@ -764,7 +765,8 @@ def test_a_predictions_interval_has_the_error_of_the_costs(
             np.bincount(of_text, each).astype(np.float64)
             for each in (plain_s, texts.tokens, seconds)
         )
-        alone = jackknife.speedup_interval(before_s, tokens, after_s, tokens)
+        log = jackknife.log_speedup(before_s, tokens, after_s, tokens)
+        alone = jackknife.exponential(log.interval(skew=True))
         assert alone is not None
         if varied == 0.0:
             assert (row.speedup_lo, row.speedup_hi) == pytest.approx(alone)
@@ -1274,3 +1276,25 @@ def test_a_request_that_took_no_time_by_its_clock_is_left_out_of_a_fit() -> None
     columns = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0], [1.0, 4.0]])
     fitted = least_squares(columns, np.array([3.0, 5.0, 0.0, 9.0]), np.array([0.0, 0.0, 1.0, 0.0]))
     assert fitted == pytest.approx([1.0, 2.0])
+
+
+def test_rounds_are_held_against_another_rule_only_where_the_target_s_probabilities_are_known() -> (
+    None
+):
+    run = load(FROZEN / "server")
+    traces = [
+        replace(trace, target_logprob=np.full_like(trace.target_logprob, np.nan))
+        if trace.temperature
+        else trace
+        for trace in run.traces
+    ]
+    trials = tuple(
+        replace(trial, rounds=trial.rounds + 1) if trial.k and trial.temperature else trial
+        for trial in run.trials
+    )
+    changed = replace(run, trials=trials)
+    vars(changed)["traces"] = traces
+    for gate in gates(served_texts(Setup(changed))):
+        if gate.k and gate.temperature:
+            assert gate.other_rule is None
+            assert (gate.equal_rounds or 0) < (gate.replayed_texts or 0)

@@ -12,19 +12,21 @@ from harness.analysis import analyse
 from harness.analysis.round_costs import Latency, ServedTimes
 from harness.analysis.served_audition import (
     best_by_replay,
+    next_finalist,
     predicted_drafts,
     served_draft,
 )
 from harness.analysis.server_costs import Requests, ServerCosts, TimedRequests, fit_costs
 from harness.analysis.setup import Setup
+from harness.analysis.verdict import Candidate
 from harness.cli import as_hydra_takes, compose, draft_confs
-from harness.commands import served_audition_plan
+from harness.commands import served_audition, served_audition_plan
 from harness.commands.served_audition_plan import AuditionTime, memory_line, timed_lengths
 from harness.models.embedded import EMBEDDED, gguf_of
-from harness.records import UserError, where
+from harness.records import GREEDY, UserError, where
 from harness.reporting.tables.leaderboard import targets_table, threshold_tables
 from harness.storage import StoredRun, load
-from harness.storage.manifest import IneligibleDraft
+from harness.storage.manifest import ChosenK, IneligibleDraft
 from harness.theory.speedup import RoundTimes
 
 TARGET, GOOD, SMALL, UNRELATED = (
@@ -61,7 +63,7 @@ def test_every_draft_has_every_k_and_threshold_and_the_best_is_measured(
     (answer,) = [each for each in analyse(audition).answers if each.prompt_set == "all"]
     ks = audition.manifest.served_ks
     assert ks is not None
-    assert ks.chosen[0].draft == answer.named[0]
+    assert answer.named[0] in {each.draft for each in ks.chosen}
     assert (answer.engine, answer.source) == ("llamacpp", "measured")
     assert {each.draft for each in answer.candidates} == {draft for draft, *_ in grid}
 
@@ -261,3 +263,71 @@ def test_the_prediction_that_is_quoted_is_that_of_the_measured_threshold() -> No
     assert len({each.k for each in answer.by_k}) == len(answer.by_k)
     assert {each.p_min for each in answer.by_k} == {answer.p_min}
     assert "measured" in {each.source for each in answer.by_k}
+
+
+# ---- a second finalist ---------------------------------------------------------------------------
+
+
+def test_a_draft_that_is_expected_to_be_faster_than_the_first_was_is_measured_next() -> None:
+    run = load(FROZEN / "audition_files")
+    (answer,) = [each for each in analyse(run).answers if each.prompt_set == "all"]
+    others = [each for each in answer.candidates if each.draft != answer.named[0]]
+    best = max(others, key=lambda each: each.speedup)
+    assert answer.decision == "undecided"
+    assert best.speedup > (answer.speedup or 0.0)
+    following = next_finalist(run)
+    assert following == Candidate(best.draft, best.k, best.p_min or 0.0)
+    # Before anything is measured, and once two are, there is none
+    ks = run.manifest.served_ks
+    assert ks is not None
+    assert following is not None
+    for chosen in (
+        (),
+        (*ks.chosen, ChosenK(GREEDY, following.k, draft=following.draft, p_min=following.p_min)),
+    ):
+        trials = run.trials if chosen else tuple(where(run.trials, k=0))
+        if len(chosen) == 2:  # its pairs are those of the first
+            trials += tuple(
+                replace(trial, draft=following.draft, k=following.k)
+                for trial in where(run.trials, draft=ks.chosen[0].draft)
+            )
+        manifest = replace(run.manifest, served_ks=replace(ks, chosen=chosen))
+        changed = replace(run, manifest=manifest, trials=trials)
+        vars(changed).update(traces=run.traces, confidences=run.confidences)
+        assert next_finalist(changed) is None
+
+
+@needs_llamacpp
+def test_both_finalists_and_what_learns_are_measured_and_the_fastest_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def other(run: StoredRun) -> Candidate | None:
+        ks = run.manifest.served_ks
+        assert ks is not None
+        drafts = {"tiny_small", "tiny_good"} - {str(each.draft) for each in ks.chosen}
+        return Candidate(drafts.pop(), 4, 0.5)
+
+    monkeypatch.setattr(served_audition, "next_finalist", other)
+    outcome = outcome_of(
+        *("audition", f"model={TARGET}", f"drafts=[{SMALL},{GOOD},ngram_mod]", "k=[4]"),
+        *("p_min=[0,0.5]", *FEW),
+    )
+    run = stored(outcome)
+    ks = run.manifest.served_ks
+    assert ks is not None
+    assert {each.draft for each in ks.chosen} == {"tiny_small", "tiny_good"}
+    summary = analyse(run)
+    (answer,) = [each for each in summary.answers if each.prompt_set == "all"]
+    measured = {each.draft: each.speedup for each in answer.candidates if each.source == "measured"}
+    # What learns from requests is measured, too, every prompt once
+    drafts = {"tiny_small", "tiny_good", "ngram_mod"}
+    assert {*measured} == drafts
+    asked = [trial.prompt for trial in where(run.trials, draft="ngram_mod")]
+    assert len(asked) == len({*asked}) == len(where(run.trials, k=0, repetition=0))
+    rows = [row for row in summary.results if row.source == "measured" and row.k]
+    assert {row.draft for row in rows} == drafts
+    (board,) = summary.leaderboards
+    assert {row.draft for row in board.rows} == {None, *drafts}
+    # Each next to plain decoding of its own
+    visits = {trial.draft: trial.repetition for trial in run.trials if trial.k}
+    assert len({*visits.values()}) == len(drafts)

@@ -196,12 +196,12 @@ def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFi
     assert command.run(asked(tmp_path, *words)).folder is None
     plan = " ".join(capsys.readouterr().out.split())
     # 6 prompts of two sets, 3 servers, 2 temperatures and visits
-    assert "requests, one at a time 72 of 24 tokens" in plan
+    assert "requests, one at a time 72, of up to 24 tokens" in plan
     assert "48 more requests, to plain servers" in plan
     # Each with the whole budget and a part of it; groups of 3 prompts, 6 and 9 requests of each
     assert f"1, 2: {2 * 12 * 2 * (6 + 9)}" in plan
     # As many of each group to each of 3 servers at both temperatures, once
-    assert f"to warm up for them {3 * 2 * 2 * (6 + 9)}, for a part" in plan
+    assert f"to warm up for them {3 * 2 * 2 * (6 + 9)}, cut short" in plan
     assert "CUDA graphs" not in plan
     urls = "url=[http://127.0.0.1:9,http://127.0.0.1:9,http://127.0.0.1:9]"
     assert command.run(asked(tmp_path, *words, urls)).folder is None

@@ -139,12 +139,11 @@ def test_the_first_line_is_vllms_after_the_command_that_measures_it() -> None:
         "num_speculative_tokens": 4,
     }
     assert first.notes[0] == (
-        "K=4 pays if drafting and checking 4 tokens takes less time there than 3.50 ordinary"
-        " tokens."
+        "It pays if a round of K=4 takes less time than 3.50 plain tokens (here 2.10)."
     )
     sampled, *_ = snippets_of(decided(serve_on="vllm_probabilistic"))
     assert speculative_config(sampled)["draft_sample_method"] == "probabilistic"
-    assert "less time there than 3.00 ordinary tokens" in sampled.notes[0]
+    assert "less time than 3.00 plain tokens" in sampled.notes[0]
     assert "engine=vllm " in sampled.measure
     assert sampled.measure.endswith("decode.rule=ratio")
 
@@ -192,7 +191,7 @@ def test_no_line_has_a_speedup_and_each_says_that_its_engine_was_not_measured() 
             assert "measured" not in told.lower().replace("not measured", "")
             if "K=" in snippet.title:
                 assert ": not measured" in snippet.title
-                assert snippet.notes[0].startswith(("Not measured: ", "K="))
+                assert snippet.notes[0].startswith(("Not measured: ", "It pays if "))
     unknown = lines(decided(emits={"ratio": 3.0}))
     for engine in ("SGLang", "llama.cpp", "mlx-lm"):
         assert "did not replay its acceptance rule" in unknown[engine].notes[0]
@@ -278,7 +277,7 @@ def test_a_threshold_is_served_where_the_engine_ends_drafts_as_the_harness_does(
     snippets = lines(decided(p_min=0.3))
     assert "K=4, p_min=0.3: not measured" in snippets["transformers"].title
     assert "assistant_confidence_threshold = 0.3" in snippets["transformers"].code
-    assert "checking up to 4 tokens takes less time there" in snippets["transformers"].notes[0]
+    assert "less time than 3.00 plain tokens" in snippets["transformers"].notes[0]
     for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm"):
         assert "p_min" not in snippets[engine].title
         assert "p-min" not in snippets[engine].code
@@ -303,10 +302,12 @@ def test_the_target_alone_is_served_until_an_engine_was_measured(loss: str) -> N
         measured = spec.client is not None
         assert (" k=1 " in snippet.measure) == measured
         # The title is that of the command which measures; the line below it has no draft
-        start, then = (
-            ("", "Until then, without a draft:") if measured else (", without a draft", "")
+        end, then = (
+            ("K=1: not measured", "Until then, without a draft:")
+            if measured
+            else (", without a draft", "")
         )
-        assert snippet.title.endswith(f"K=1: not measured{start}")
+        assert snippet.title.endswith(end)
         assert snippet.then == then
     assert snippets[0].code == f"vllm serve {TARGET}"
     first, *_ = snippets_of(decided((1, 0.9), serve_on="sglang"))
@@ -499,7 +500,7 @@ def test_another_look_up_than_this_runs_emits_no_known_tokens() -> None:
     alike = tuple(spec.title for spec in with_lines().values() if "ngram" in spec.alike)
     assert alike
     for title, snippet in of_kind("ngram").items():
-        assert ("ordinary tokens" in snippet.notes[0]) == title.startswith(alike), title
+        assert ("plain tokens" in snippet.notes[0]) == title.startswith(alike), title
 
 
 def test_a_run_that_decides_nothing_has_no_line() -> None:

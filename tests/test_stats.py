@@ -12,13 +12,14 @@ from harness.stats import jackknife
 from harness.stats.jackknife import (
     MIN_PROMPTS,
     Interval,
+    exponential,
+    log_speedup,
     set_weights,
     share_interval,
-    speedup_interval,
     workload_ratio,
 )
 from harness.stats.two_phase import two_phase
-from harness.stats.workload import VisitCosts, Workload
+from harness.stats.workload import Workload, visit_error
 
 SETS = ("easy",) * 12 + ("hard",) * 20
 
@@ -28,6 +29,10 @@ def prompts(rng, size, effect=1.0, noise=0.1):
     baseline = rng.gamma(4.0, 0.25, size)
     seconds = baseline / effect * np.exp(rng.normal(-(noise**2) / 2, noise, size))
     return baseline, np.full(size, 48.0), seconds, np.full(size, 48.0)
+
+
+def speedup_interval(*columns) -> Interval | None:
+    return exponential(log_speedup(*columns).interval(skew=True))
 
 
 def width(interval: Interval | None) -> float:
@@ -40,17 +45,17 @@ def width(interval: Interval | None) -> float:
 
 def test_the_error_of_a_mean_is_students():
     values = np.random.default_rng(0).normal(0.4, 1.0, 20)
-    mean = jackknife.ratio(values, np.ones(20))
+    mean = workload_ratio(values, np.ones(20))
     assert mean.standard_error == pytest.approx(stats.sem(values))
     assert mean.p_value == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue)
-    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.9)
-    assert mean.interval(0.9) == pytest.approx(tuple(expected))
+    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert mean.interval() == pytest.approx(tuple(expected))
 
 
 def test_the_error_of_a_difference_on_the_same_prompts_is_the_paired_one():
     rng = np.random.default_rng(1)
     one, two = rng.normal(0.0, 1.0, 12), rng.normal(1.0, 1.0, 12)
-    gap = jackknife.ratio(one, np.ones(12)) - jackknife.ratio(two, np.ones(12))
+    gap = workload_ratio(one, np.ones(12)) - workload_ratio(two, np.ones(12))
     expected = stats.ttest_rel(one, two)
     assert gap.in_standard_errors == pytest.approx(expected.statistic)
     assert gap.p_value == pytest.approx(expected.pvalue)
@@ -85,12 +90,12 @@ def test_a_workloads_interval_is_about_the_bootstraps():
 
 
 def test_prompts_that_agree_have_no_error_and_a_single_one_an_unknown_one():
-    same = jackknife.ratio(np.full(5, 3.0), np.full(5, 4.0))
+    same = workload_ratio(np.full(5, 3.0), np.full(5, 4.0))
     assert (same.standard_error, same.in_standard_errors) == (0.0, jackknife.LARGE)
     assert same.p_value == pytest.approx(0.0, abs=1e-9)
     nothing = same - same
     assert (nothing.in_standard_errors, nothing.p_value) == (0.0, 1.0)
-    single = jackknife.ratio(np.array([3.0]), np.array([4.0]))
+    single = workload_ratio(np.array([3.0]), np.array([4.0]))
     assert (single.standard_error, single.p_value) == (None, None)
 
 
@@ -99,7 +104,7 @@ def test_texts_of_uneven_length_count_as_fewer():
     rng = np.random.default_rng(3)
     sizes = np.array([1.0] * 7 + [20.0])
     interval = speedup_interval(sizes * rng.gamma(9.0, 1.0, 8), sizes, sizes, sizes)
-    estimate = jackknife.ratio(sizes * rng.gamma(9.0, 1.0, 8), sizes)
+    estimate = workload_ratio(sizes * rng.gamma(9.0, 1.0, 8), sizes)
     assert estimate.variance is not None
     assert estimate.variance.degrees == pytest.approx(max(1.0, 27**2 / 407 - 1))
     assert width(interval) > 1.0
@@ -172,7 +177,7 @@ def test_a_workloads_share_varies_as_its_sets_do_at_their_weights():
     assert interval is not None
     assert interval.lo < 2 / 3 < interval.hi
     few, many = np.arange(32) < 4, np.arange(32) >= 4
-    errors = [jackknife.ratio(accepted[rows], judged[rows]).standard_error for rows in (few, many)]
+    errors = [workload_ratio(accepted[rows], judged[rows]).standard_error for rows in (few, many)]
     # Student's quantile, of 3 to 30 degrees of freedom
     assert (
         2.0 < width(interval) / 2.0 / (0.5 * math.hypot(*(error or 0.0 for error in errors))) < 3.3
@@ -246,23 +251,23 @@ def test_a_lucky_visit_that_favours_one_candidate_is_neither_trusted_nor_forgott
     seconds = np.stack([np.ones(16), np.full(16, 0.95)])
     costs = np.ones((2, 6))
     costs[1, :2] = 0.75
-    visits = (VisitCosts(np.arange(2), costs / costs.mean(axis=1, keepdims=True)),)
-    fit, exact = (two_phase(workload(seconds, visits=each), seed=0) for each in (visits, ()))
+    timing = (visit_error(costs / costs.mean(axis=1, keepdims=True)),)
+    fit, exact = (two_phase(workload(seconds, timing=each), seed=0) for each in (timing, ()))
     assert fit is not None
     assert exact is not None
     assert (exact.interval(0.95).lo > 1.0, fit.interval(0.95).lo > 1.0) == (True, False)
-    assert fit.timing.value > 0.0
+    assert fit.of_named(fit.timing).value > 0.0
 
 
 def test_draws_vary_as_the_intervals_say_and_share_what_candidates_share():
     rng = np.random.default_rng(0)
     shared, apart = rng.normal(0.0, 0.2, 24), rng.normal(0.0, 0.02, (2, 24))
     costs = 1.0 + 0.03 * rng.normal(size=(1, 12))
-    visits = (VisitCosts(np.array([1]), costs / costs.mean()),)
-    work = workload(np.exp(shared + apart), visits=visits)
+    timing = (visit_error(costs / costs.mean()).among(2, [1]),)
+    work = workload(np.exp(shared + apart), timing=timing)
     drawn = work.drawn(20_000, 0)
-    assert drawn.mean(axis=0) == pytest.approx(work.log_speedups(), abs=0.002)
-    assert drawn.var(axis=0) == pytest.approx(work.log_speedup_variance().value, rel=0.05)
+    assert drawn.mean(axis=0) == pytest.approx(work.log_speedups.value, abs=0.002)
+    assert drawn.var(axis=0) == pytest.approx(work.variance().value, rel=0.05)
     assert (drawn[:, 0] - drawn[:, 1]).std() < 0.8 * drawn[:, 0].std()
 
 
@@ -275,7 +280,7 @@ def test_the_best_of_eight_nulls_would_win_far_more_often_on_the_prompts_it_was_
         baseline = np.exp(rng.normal(0.0, 0.1, size))
         seconds = np.exp(rng.normal(0.0, 0.1, size) + rng.normal(0.0, 0.2, (8, size)))
         work = Workload(baseline, tokens, seconds, np.tile(tokens, (8, 1)), SETS[4 : 4 + size])
-        best = seconds[int(np.argmax(work.log_speedups()))]
+        best = seconds[int(np.argmax(work.log_speedups.value))]
         chosen = speedup_interval(baseline, tokens, best, tokens, work.prompt_sets)
         fit = two_phase(work, seed=seed)
         assert chosen is not None

@@ -21,16 +21,21 @@ from harness.stats.two_phase import (
     spread_winsorised,
     two_phase,
 )
-from harness.stats.workload import VisitCosts, Workload
+from harness.stats.workload import Workload, visit_error
 from harness.summary import Answer
 
 ALL = Design(64, 26)
 
 
 def pairs(log_prices, cost=1.0) -> Pairs:
-    """Pairs whose rounds took so much longer than predicted."""
+    """Pairs of the first prompts, whose rounds took so much longer than predicted."""
     ones = np.ones(len(log_prices))
-    return Pairs(np.exp(log_prices) * cost, cost * ones, ones, ones)
+    return beside(np.exp(log_prices) * cost, cost * ones, ones, ones)
+
+
+def beside(*columns) -> Pairs:
+    """Seconds and costs, and seconds and tokens of plain decoding, of the first prompts."""
+    return Pairs(tuple(range(len(columns[0]))), *columns)
 
 
 def workload(seconds, **changes) -> Workload:
@@ -40,9 +45,7 @@ def workload(seconds, **changes) -> Workload:
 
 
 def judged(work: Workload, measured: Pairs, candidate=0) -> TwoPhase:
-    """The pairs are of the workload's first prompts."""
-    prompts = np.arange(len(measured.seconds))
-    fit = two_phase(work, measured, candidate=candidate, prompts=prompts, seed=0)
+    fit = two_phase(work, measured, candidate=candidate, seed=0)
     assert fit is not None
     return fit
 
@@ -85,7 +88,7 @@ def test_the_variance_is_that_of_the_rounds_and_of_the_price():
     fit = judged(workload(np.exp(logs)[None]), pairs(prices))
     # Blocks of time of one pair each are the pairs
     by_hand = stats.sem(spread_winsorised(prices)) ** 2
-    assert fit.timing.value == pytest.approx(by_hand)
+    assert fit.of_named(fit.timing).value == pytest.approx(by_hand)
     both = stats.sem(np.exp(logs)) ** 2 / np.exp(logs).mean() ** 2 + by_hand
     assert fit.variance.value == pytest.approx(both, rel=0.15)
 
@@ -95,20 +98,21 @@ def test_drift_that_the_scatter_of_the_pairs_does_not_show_widens_the_interval()
     steady = rng.normal(0.0, 0.05, 40)
     work = workload(np.exp(rng.normal(0.0, 0.2, (1, 40))))
     mixed, drifting = (judged(work, pairs(each)) for each in (steady, np.sort(steady)))
-    assert drifting.timing.value > 1.5 * mixed.timing.value
-    assert drifting.timing.degrees == BLOCKS - 1
+    timing, drift = (fit.of_named(fit.timing) for fit in (mixed, drifting))
+    assert drift.value > 1.5 * timing.value
+    assert drift.degrees == pytest.approx(BLOCKS - 1)
     # The same pairs: what the blocks add comes on top of the rounds' part, once
-    rest = mixed.variance.value - mixed.timing.value
-    assert drifting.variance.value == pytest.approx(rest + drifting.timing.value, rel=0.2)
+    rest = mixed.variance.value - timing.value
+    assert drifting.variance.value == pytest.approx(rest + drift.value, rel=0.2)
 
 
 def test_what_disturbs_one_side_of_a_pair_leaves_the_other_side_as_it_is():
     rng = np.random.default_rng(2)
     slow, plain = rng.normal(0.0, 0.05, (2, 40))
-    price = Pairs(np.exp(slow), np.ones(40), np.exp(plain), np.ones(40)).log_prices
+    price = beside(np.exp(slow), np.ones(40), np.exp(plain), np.ones(40)).log_prices
     disturbed = np.exp(slow)
     disturbed[::9] *= 5.0
-    moved = Pairs(disturbed, np.ones(40), np.exp(plain), np.ones(40)).log_prices
+    moved = beside(disturbed, np.ones(40), np.exp(plain), np.ones(40)).log_prices
     assert abs(moved.mean() - price.mean()) < 0.02
     assert stats.sem(moved) < 1.3 * stats.sem(price)
 
@@ -124,7 +128,7 @@ def test_few_blocks_that_differ_by_chance_do_not_widen_the_interval():
     rng = np.random.default_rng(1)
     work = workload(np.exp(rng.normal(0.0, 0.2, (1, 40))))
     fits = [judged(work, pairs(rng.normal(0.0, 0.05, 40))) for _ in range(100)]
-    by_blocks = [fit.timing.degrees == BLOCKS - 1 for fit in fits]
+    by_blocks = [math.isclose(fit.timing.degrees[0], BLOCKS - 1) for fit in fits]
     # As often as the test is wrong
     assert np.mean(by_blocks) < DRIFTS + 3 * np.sqrt(DRIFTS * (1 - DRIFTS) / len(fits))
 
@@ -132,23 +136,18 @@ def test_few_blocks_that_differ_by_chance_do_not_widen_the_interval():
 def test_pairs_of_prompts_outside_the_workload_tell_its_price():
     """One set is judged at the price that all pairs measured."""
     work = workload(np.exp(np.random.default_rng(0).normal(0.0, 0.1, (1, 12))))
-    prices = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
-    inside = two_phase(work, pairs(prices), candidate=0, prompts=np.arange(6), seed=0)
-    outside = two_phase(work, pairs(prices), candidate=0, prompts=np.arange(12, 18), seed=0)
-    assert inside is not None
-    assert outside is not None
+    inside = pairs(np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5]))
+    outside = replace(inside, prompts=tuple(range(12, 18)))
+    inside, outside = judged(work, inside), judged(work, outside)
     assert inside.scores == pytest.approx(outside.scores)
     assert inside.timing.value == pytest.approx(outside.timing.value)
 
 
 def test_too_few_prompts_replayed_or_measured_have_no_interval():
     seconds = np.exp(np.random.default_rng(0).normal(0.0, 0.1, (1, 12)))
-    few = np.zeros(12, dtype=np.intp)
-    assert (
-        two_phase(workload(seconds), pairs(np.zeros(12)), candidate=0, prompts=few, seed=0) is None
-    )
-    work, prompts = workload(seconds[:, :6]), np.arange(6)
-    assert two_phase(work, pairs(np.zeros(6)), candidate=0, prompts=prompts, seed=0) is None
+    few = replace(pairs(np.zeros(12)), prompts=(0,) * 12)
+    assert two_phase(workload(seconds), few, candidate=0, seed=0) is None
+    assert two_phase(workload(seconds[:, :6]), pairs(np.zeros(6)), candidate=0, seed=0) is None
 
 
 # The choice
@@ -187,9 +186,9 @@ def test_what_other_candidates_cost_is_known_from_visits_alone():
     rng = np.random.default_rng(0)
     seconds = np.exp(rng.normal(0.1, 0.01, (2, 40)))
     costs = 1.0 + 0.2 * rng.normal(size=(2, 12))
-    visits = (VisitCosts(np.arange(2), costs / costs.mean(axis=1, keepdims=True)),)
+    timing = (visit_error(costs / costs.mean(axis=1, keepdims=True)),)
     exact = judged(workload(seconds), pairs(np.zeros(8)))
-    fit = judged(workload(seconds, visits=visits), pairs(np.zeros(8)))
+    fit = judged(workload(seconds, timing=timing), pairs(np.zeros(8)))
     assert fit.variance.value == pytest.approx(exact.variance.value)
     assert (exact.ceiling(0.95) < 1.0, fit.ceiling(0.95) < 1.0) == (True, False)
 
@@ -245,13 +244,13 @@ def test_bounds_fall_from_look_to_look():
 def test_the_measured_k_is_named_and_decided_by_its_own_bound():
     evidence = two_phases(np.random.default_rng(0), "plain", ALL, 1.5 * TRUTHS["1.20x"], 1.0)
     assert evidence.pairs is not None
+    assert evidence.named is not None
     verdict = verdict_on(evidence, "all", 0.0125)
     assert (verdict.decision, verdict.draft, verdict.k) == (
         "speculate",
-        *evidence.pairs.candidate[:2],
+        *evidence.named[:2],
     )
-    timed = evidence.pairs.timed
-    slower = replace(evidence.pairs, timed=replace(timed, seconds=4.0 * timed.seconds))
+    slower = replace(evidence.pairs, seconds=4.0 * evidence.pairs.seconds)
     assert verdict_on(replace(evidence, pairs=slower), "all", 0.0125).decision == "does_not_pay"
     assert verdict_on(evidence, "easy", 0.0125).decision == "speculate"
 
@@ -309,7 +308,7 @@ def test_intervals_hold_the_truth_and_ties_seldom_win():
 def test_texts_count_in_the_price_by_what_their_tokens_cost():
     """As in the ratio of sums, where rounds that accept more take longer."""
     cost = np.tile([10.0, 30.0], 16)
-    pairs = Pairs(cost * np.tile([1.2, 1.0], 16), cost, np.full(32, 20.0), np.full(32, 20.0))
+    pairs = beside(cost * np.tile([1.2, 1.0], 16), cost, np.full(32, 20.0), np.full(32, 20.0))
     kept = pairs.log_prices
     assert pairs.log_price == pytest.approx((kept[::2].mean() + 3 * kept[1::2].mean()) / 4)
 

@@ -12,7 +12,6 @@ from harness.analysis.verdict import (
     ONE_SIDED,
     Candidate,
     Evidence,
-    MeasuredPairs,
     Timed,
     decide,
     evidence_from_trials,
@@ -20,6 +19,7 @@ from harness.analysis.verdict import (
 from harness.records import Trial, UserError
 from harness.stats.jackknife import workload_ratio
 from harness.stats.two_phase import Pairs, most_measured
+from harness.stats.workload import visit_error
 from harness.theory.speedup import RoundTimes
 
 KS = (1, 2, 3, 4, 5, 6, 8, 16)
@@ -163,9 +163,8 @@ def test_of_two_phases_both_numbers_of_prompts_are_named(
     evidence, number = undecided(size, speedup, spread, 0.0), np.arange(measured)
     normal = np.random.default_rng(5).permutation(ndtri((number + 0.5) / measured))
     ones = np.ones(measured)
-    pairs = Pairs(np.exp(noise * normal), ones, ones, ones)
-    paired = replace(evidence, pairs=MeasuredPairs(FIRST, evidence.names[:measured], pairs))
-    verdict = decide(paired)
+    pairs = Pairs(evidence.names[:measured], np.exp(noise * normal), ones, ones, ones)
+    verdict = decide(replace(evidence, named=FIRST, pairs=pairs))
     assert (verdict.decision, verdict.reason) == ("undecided", reason)
     needed, of_pairs = (verdict.reason_values[f"{each}_needed"] for each in ("prompts", "pairs"))
     assert isinstance(needed, int)
@@ -175,9 +174,9 @@ def test_of_two_phases_both_numbers_of_prompts_are_named(
 
 
 def test_round_times_that_scatter_between_visits_are_timing_noise():
-    costs = {FIRST: np.array([0.8, 1.2] * 6)}
-    evidence = replace(undecided(24, 1.1, 0.05, 0.0), visit_costs=costs)
-    assert decide(replace(evidence, visit_costs={})).speculates
+    timing = (visit_error(np.array([[0.8, 1.2] * 6])),)
+    evidence = replace(undecided(24, 1.1, 0.05, 0.0), timing=timing)
+    assert decide(replace(evidence, timing=())).speculates
     verdict = decide(evidence)
     assert (verdict.reason, verdict.reason_values["measured"]) == ("timing_noise", False)
 

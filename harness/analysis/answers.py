@@ -23,12 +23,11 @@ left as they were measured.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.analysis.cells import Weights
 from harness.analysis.predicted import Predicted
 from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, decide, in_turn
 from harness.engine_facts.engines import OWN
 from harness.records import Rule, Source
-from harness.stats.jackknife import ZERO, exponential, workload_ratio
+from harness.stats.jackknife import ZERO, Weights, exponential, workload_ratio
 from harness.summary import Answer, Doubt, Explanation, Factor, RoundTokens, Visits
 
 # Of a round, in plain tokens: see above
@@ -47,6 +46,7 @@ class Question:
     # Of a server's K that lack some of the visits asked for
     visits: Mapping[int, Visits] = field(default_factory=dict[int, Visits])
     p_min: float = 0.0  # at which every candidate drafted; 0: without a threshold
+    share: float | None = None  # of the report's error; None: as much as each other question
 
     def answer(self, decided: Answer) -> Answer:
         """The verdict on the evidence, as an answer for this engine."""
@@ -110,7 +110,8 @@ def answered(
 
         names = sorted({*evidence.prompt_sets})
         apart = len({*names} | counted) > 1
-        workload, *sets = in_turn(one, names if apart else (), ONE_SIDED / len(asked))
+        share = 1.0 / len(asked) if question.share is None else question.share
+        workload, *sets = in_turn(one, names if apart else (), share * ONE_SIDED)
         if not apart:
             sets = [replace(workload, prompt_set=name) for name in names]
         return Answered(question, workload, tuple(sets))
@@ -191,13 +192,13 @@ def _rounds(predicted: Predicted, shares: Weights, named: Candidate) -> tuple[Ro
             continue
         counts, latency = replays.candidates[name], predicted.latencies[name.draft]
         per_token = workload_ratio(counts.rounds, counts.new_tokens, replays.prompt_sets, shares)
-        tokens, interval = 1.0 / per_token.value, exponential((-per_token.log()).interval())
+        tokens, rounds = 1.0 / float(per_token.value), exponential(per_token.log().interval())
         made.append(
             RoundTokens(
                 k=name.k,
                 tokens_per_round=tokens,
-                tokens_per_round_lo=interval and max(LEAST_COST, interval.lo),
-                tokens_per_round_hi=interval and interval.hi,
+                tokens_per_round_lo=rounds and max(LEAST_COST, 1.0 / rounds.hi),
+                tokens_per_round_hi=rounds and 1.0 / rounds.lo,
                 own_cost=tokens / gain,
                 interpolated=name.k not in dict(latency.rounds.round_s),
                 given=latency.source == "typed",

@@ -29,7 +29,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from harness.analysis.cells import Weights, few_visits, few_visits_error
+from harness.analysis.cells import few_visits, few_visits_error
 from harness.analysis.replayed import as_served
 from harness.analysis.request_times import (
     Visit,
@@ -49,7 +49,7 @@ from harness.records import (
     set_of,
     where,
 )
-from harness.stats.jackknife import Array
+from harness.stats.jackknife import Array, Weights
 from harness.summary import LoadCell, Schedule, ScheduleEntry
 from harness.theory.replay import replay_texts
 

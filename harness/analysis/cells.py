@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from harness.records import Cell, ResultRow, TextKey, TextTrace, Trial, grouped
-from harness.stats.jackknife import Array, share_interval, speedup_interval
+from harness.stats.jackknife import Array, exponential, log_speedup, share_interval
 from harness.stats.two_phase import spread_winsorised
 from harness.summary import Visits
 from harness.theory.acceptance import conditional
@@ -22,8 +22,6 @@ from harness.theory.speedup import RoundTimes
 
 Count = Callable[[Trial], float]
 PromptId = tuple[str, str]
-# Of the prompt sets in the workload; None for equal ones
-Weights = Mapping[str, float] | None
 # Share of a K's generations at either end that is winsorised: a quarter, as of the pairs of a
 # verdict, leaves too few of a cell's to tell their error by
 WINSORISED = 0.125
@@ -330,7 +328,8 @@ def _with_speedup(row: ResultRow, done: Sequence[Trial], baseline: Sequence[Tria
     plain_s, plain_tokens, seconds, tokens = np.array(sums).T
     of_requests = paired_sums(done, baseline, request_s).values()
     plain_request_s, _, whole_s, _ = np.array([*of_requests]).T
-    interval = speedup_interval(plain_s, plain_tokens, seconds, tokens)
+    log = log_speedup(plain_s, plain_tokens, seconds, tokens)
+    interval = exponential(log.interval(skew=True))
 
     def speedup(before_s: Array, after_s: Array) -> float | None:
         before = before_s.sum() / plain_tokens.sum()

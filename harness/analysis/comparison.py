@@ -38,7 +38,6 @@ from harness.analysis.caveats.comparisons import (
 )
 from harness.analysis.cells import (
     Count,
-    Weights,
     accepted,
     completed,
     decode_s,
@@ -57,7 +56,7 @@ from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import analyse_pair
 from harness.command_words import as_typed
 from harness.records import Trial, UserError, grouped
-from harness.stats.jackknife import Estimate, exponential, holm, workload_ratio
+from harness.stats.jackknife import Estimate, Weights, exponential, holm, workload_ratio
 from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.storage.manifest import SERVER
@@ -272,13 +271,14 @@ def _measured_row(
     row = replace(
         row,
         prompts=len({(trial.prompt_set, trial.conversation) for trial in sides[0]}),
-        reference_ms_per_token=1e3 * times[0].value,
-        ms_per_token=1e3 * times[1].value,
+        reference_ms_per_token=1e3 * float(times[0].value),
+        ms_per_token=1e3 * float(times[1].value),
     )
     if not row.k:
         return row, None
     before, after = (
-        ratio(per_token(side, accepted).value, per_token(side, judged).value) for side in sides
+        ratio(*(float(per_token(side, counted).value) for counted in (accepted, judged)))
+        for side in sides
     )
     difference = _difference(before, after)
     row = replace(row, reference_alpha=before, alpha=after, alpha_difference=difference)
@@ -390,7 +390,8 @@ def _shared_prompts(pair: _Pair) -> Iterator[Caveat]:
     same = sum(lengths[0][name] == lengths[1][name] for name in names)
     if not same:
         raise UserError(
-            f"runs: {' and '.join(pair.names)} have no prompt in common; nothing to pair"
+            f"runs: {' and '.join(pair.names)} have no prompt in common; compare runs of the same"
+            " prompts"
         )
     before, after = (len({(t.prompt_set, t.prompt) for t in run.trials}) for run in pair.runs)
     hashes = {run.manifest.prompts_sha256 for run in pair.runs}

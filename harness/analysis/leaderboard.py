@@ -11,18 +11,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.cells import Weights
 from harness.analysis.predicted import Latencies, Predicted, Speedup, alpha_of, speedups
 from harness.analysis.replayed import Replays
 from harness.analysis.verdict import Candidate
 from harness.engine_facts.engines import with_lines
 from harness.records import Rule, grouped
-from harness.stats.jackknife import Variance, enough_prompts, set_weights, share_interval
+from harness.stats.jackknife import Variance, Weights, enough_prompts, set_weights, share_interval
 from harness.stats.workload import Workload
 from harness.summary import Leaderboard, LeaderboardRow
 
 # Of the speedups, for the chance that a draft is the fastest
 DRAWS = 4000
+# An error of predictions that is not known, so that draws are the same as with one of 0
+NONE = Variance(np.zeros(()), np.ones(()))
 
 
 def rank(
@@ -41,7 +42,7 @@ def rank(
     rows = [_row(name, counted, predicted.latencies, gains[name], weights) for name in best]
     rows.append(LeaderboardRow(rank=0, draft=None, k=0, speedup=1.0))
     columns = [list(replays.candidates).index(name) for name in best]
-    chances = _chances_best(replace(evidence.workload(weights), error=error), columns, seed)
+    chances = _chances_best(evidence.workload(weights, error or NONE), columns, seed)
     rows = [replace(row, probability_best=p) for row, p in zip(rows, chances, strict=True)]
     # On a tie plain decoding comes first.
     rows.sort(key=lambda row: (-row.speedup, row.draft is not None))

@@ -27,7 +27,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.cells import Weights
 from harness.analysis.predicted import Latencies, evidence_of
 from harness.analysis.replayed import Replays
 from harness.analysis.round_costs import Latency, least_rounds
@@ -39,7 +38,7 @@ from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import answered_questions, pair_run
 from harness.analysis.verdict import ONE_SIDED, closed
 from harness.records import GREEDY, TextTrace, grouped, where
-from harness.stats.jackknife import MIN_PROMPTS, enough_prompts, half_width
+from harness.stats.jackknife import MIN_PROMPTS, Weights, enough_prompts, half_width
 from harness.stats.two_phase import look_shares, nominal_error
 from harness.storage import StoredRun
 from harness.storage.manifest import ChosenK
@@ -218,8 +217,8 @@ def cannot_pay(run: StoredRun, traces: Sequence[TextTrace], draft: str, *, surel
         if surely and not enough_prompts(workload.prompt_sets):
             return False
         if surely:
-            half = half_width(workload.log_speedup_variance(), level)
-            if (workload.log_speedups() + half).max() >= 0.0:
+            half = half_width(workload.variance(), level)
+            if (workload.log_speedups.value + half).max() >= 0.0:
                 return False
     return True
 
@@ -282,9 +281,9 @@ def _winner(
     gains = evidence_of(rest, latencies).speedups(weights)
     best, candidates = max(gains, key=gains.__getitem__), [*evidence.candidates]
     of_draft = np.array([name.draft == draft for name in candidates])
-    logs, place = workload.log_speedups(), candidates.index(best)
-    ratios = logs - logs[place] + half_width(workload.log_speedup_variance(place), level)
+    logs, place = workload.log_speedups.value, candidates.index(best)
+    ratios = logs - logs[place] + half_width(workload.variance(place), level)
     if ratios[of_draft].max() < 0.0:
         return (best.draft,)
-    speedups = logs + half_width(workload.log_speedup_variance(), level)
+    speedups = logs + half_width(workload.variance(), level)
     return (None,) if speedups[of_draft].max() < 0.0 else None

@@ -14,7 +14,7 @@ import numpy as np
 from harness.analysis.cells import Count, accepted, completed, decode_s, judged, latest, new_tokens
 from harness.analysis.replayed import Replays, replay_check
 from harness.analysis.round_costs import Latency
-from harness.analysis.verdict import Candidate, Evidence, MeasuredPairs, Timed
+from harness.analysis.verdict import Candidate, Evidence, Timed
 from harness.records import Cell, Trial, grouped
 from harness.stats.jackknife import Array
 from harness.stats.two_phase import MIN_MEASURED, Pairs
@@ -74,15 +74,13 @@ def measured_pairs(
     replays: Replays,
     latency: Latency,
     candidate: Candidate,
-    looks: tuple[float, ...],
-) -> MeasuredPairs | None:
+) -> Pairs | None:
     """The pairs of prompts that were replayed; None where there are too few of them.
 
     Args:
         pairs: of the candidate, for which replay holds.
         replays: of every prompt, at the pairs' temperature and by the run's acceptance rule.
         latency: the round times that price replay.
-        looks: share of the planned pairs at each look so far.
     """
     rows = {name: row for row, name in enumerate(replays.names)}
     pairs = [pair for pair in pairs if pair.name in rows]
@@ -100,8 +98,7 @@ def measured_pairs(
     each = (counts.proposals[replayed] @ relative) / counts.rounds[replayed]
     more = drafted - rounds * counts.drafted[replayed] / counts.rounds[replayed]
     cost = rounds * each + more * (relative[-1] - relative[0]) / candidate.k
-    timed = Pairs(seconds, cost, plain_s, plain_tokens, looks)
-    return MeasuredPairs(candidate, tuple(pair.name for pair in pairs), timed)
+    return Pairs(tuple(pair.name for pair in pairs), seconds, cost, plain_s, plain_tokens)
 
 
 def evidence_from_pairs(

@@ -104,17 +104,15 @@ class Server:
         timings = [timing for load in self.loads.values() for timing in load.timings]
         if engine.clock != "engine" or not tells_times(timings):
             raise UserError(
-                f"{as_typed('run', setup.run.folder)}: no R(K, B): a plan needs the prefill and"
-                " the decoding of"
-                f" each request by the clock of the server, and {_why_untold(engine)}"
+                f"{as_typed('run', setup.run.folder)}: a plan needs the prefill and the decoding"
+                f" of each request by the clock of the server, and {_why_untold(engine)}"
             )
         # Where the run's command can be typed again
         command = setup.command_line("concurrency=[1,2,4]")
         how = f"this measures them: {command}" if command else "give the run concurrency=[1,2,4]"
         raise UserError(
-            f"{as_typed('run', setup.run.folder)}: no R(K, B) at temperature"
-            f" {self.temperature:g}: it timed too"
-            f" few requests side by side; {how}"
+            f"{as_typed('run', setup.run.folder)}: it timed {'too few' if timings else 'no'}"
+            f" requests side by side at temperature {self.temperature:g}; {how}"
         )
 
     def costs_without(self, group: str) -> IterationCosts | None:

@@ -19,7 +19,6 @@ from functools import cached_property
 import numpy as np
 
 from harness.analysis.cells import (
-    Weights,
     expected_tokens_per_round,
     new_tokens,
     paired_sums,
@@ -39,10 +38,11 @@ from harness.stats.jackknife import (
     Array,
     Interval,
     Variance,
+    Weights,
     independent_errors,
     share_interval,
 )
-from harness.stats.workload import KNOWN, SharedError, VisitCosts
+from harness.stats.workload import KNOWN, SharedError
 from harness.theory.replay import Replayed
 
 # By draft, at the temperature of what is predicted
@@ -78,12 +78,7 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
             for name, counts in replays.candidates.items()
             for latency in [latencies[name.draft].at_threshold(name.k, name.p_min)]
         },
-        visit_costs={
-            name: latencies[name.draft].visit_costs(counts)
-            for name, counts in replays.candidates.items()
-            if latencies[name.draft].visits is not None
-        },
-        shared=tuple(_cost_errors(replays, latencies)),
+        timing=(*_cost_errors(replays, latencies), *_visit_errors(replays, latencies)),
     )
 
 
@@ -122,6 +117,15 @@ class Predicted:
         return self.best_of(lambda name: (name.draft, name.k), weights, measured)
 
 
+def _visit_errors(replays: Replays, latencies: Latencies) -> Iterator[SharedError]:
+    """The errors of round times, which the candidates of a draft share with its visits."""
+    place = {name: row for row, name in enumerate(replays.candidates)}
+    for draft, names in grouped(place, lambda name: name.draft).items():
+        error = latencies[draft].visit_error([replays.candidates[name] for name in names])
+        if error is not None:
+            yield error.among(len(place), [place[name] for name in names])
+
+
 def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[SharedError]:
     """The errors of a server's costs, which are the same on all prompts.
 
@@ -148,9 +152,8 @@ def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[SharedError
         alike = [*grouped(every_draft, lambda name: name.draft).values()]
     for names in alike:
         parts = np.stack([log_costs(name, served[name].without) for name in names])
-        moves = np.zeros((len(served), parts.shape[1]))
-        moves[[every_draft.index(name) for name in names]] = independent_errors(parts)
-        yield SharedError(moves, float(parts.shape[1] - 1))
+        error = SharedError(independent_errors(parts), float(parts.shape[1] - 1))
+        yield error.among(len(served), [every_draft.index(name) for name in names])
     variance, degrees = next(iter(served.values())).error
     of_k = [replays.ks.index(name.k) for name in served]
     yield SharedError(np.sqrt(variance) * np.eye(len(replays.ks))[of_k], degrees)
@@ -181,8 +184,8 @@ def speedups(
 
     `error` is that of predictions besides prompts and visits (`PredictionError`).
     """
-    workload = replace(evidence.workload(weights), error=error)
-    values = np.exp(workload.log_speedups()).tolist()
+    workload = evidence.workload(weights, error)
+    values = np.exp(workload.log_speedups.value).tolist()
     intervals = workload.intervals() or [None] * len(values)
     pairs = zip(values, intervals, strict=True)
     return {
@@ -210,11 +213,9 @@ def gap_of(
     counts = replays.candidates[name]
     costs, texts = counts.proposals @ latency.relative(cell.k), counts.new_tokens
     sums = np.stack([texts, texts, costs, texts], axis=1)
-    by_visit, error = latency.visit_costs(counts), None
-    if len(by_visit) > 1:
-        of_visits = VisitCosts(np.zeros(1, dtype=np.intp), by_visit[None]).variance
-        error = Variance(of_visits.value[0], of_visits.degrees[0])
-    return Gap.of(dict(zip(replays.names, sums, strict=True)), measured, error)
+    error = latency.visit_error([counts])
+    by_visit = error and Variance(*(each[0] for each in error.variance))
+    return Gap.of(dict(zip(replays.names, sums, strict=True)), measured, by_visit)
 
 
 # ---- rows of results.csv -------------------------------------------------------------------------
@@ -302,7 +303,7 @@ def _row(
     plain_s = latencies[part.drafts[0]].rounds.baseline_s
     seconds = plain_s * latency.rounds_cost(counts, _texts(part))
     speedup_lo, speedup_hi = gain.interval or (None, None)
-    alphas = share_interval(counts.accepted, counts.judged, part.prompt_sets)
+    alphas = share_interval(counts.accepted, counts.judged)
     alpha_lo, alpha_hi = alphas or (None, None)
     return replace(
         with_counts(_timed(part, name.k, seconds, model), counts),

@@ -63,7 +63,7 @@ class Gap:
         gap = log(predicted) - log(measured)
         if gap.variance is None:
             return None
-        return cls(gap.value, joined(filter(None, [gap.variance, costs])))
+        return cls(float(gap.value), joined(filter(None, [gap.variance, costs])))
 
     @property
     def exceeds(self) -> bool:

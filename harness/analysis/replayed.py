@@ -13,15 +13,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.cells import (
-    PromptId,
-    Weights,
-    completed,
-    latest,
-    new_tokens,
-    per_prompt,
-    prompts_of,
-)
+from harness.analysis.cells import PromptId, completed, latest, new_tokens, per_prompt, prompts_of
 from harness.analysis.verdict import Candidate
 from harness.engine_facts.draft_kinds import DRAFTS
 from harness.engine_facts.spec import Counting
@@ -35,8 +27,7 @@ from harness.records import (
     UserError,
     grouped,
 )
-from harness.stats import jackknife
-from harness.stats.jackknife import Array, token_weights
+from harness.stats.jackknife import Array, Weights, token_weights, workload_ratio
 from harness.summary import ReplayCheck
 from harness.theory.acceptance import check_k
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES, accept_probabilities
@@ -374,8 +365,8 @@ def replay_check(
     texts = np.array([len(replays.prompt_tokens[row]) for row in kept])
 
     def gap(measured: Array, expected: Array) -> float | None:
-        replayed = jackknife.ratio(expected[kept] / texts, counts.rounds[kept] / texts)
-        return (jackknife.ratio(measured, rounds) - replayed).in_standard_errors
+        replayed = workload_ratio(expected[kept] / texts, counts.rounds[kept] / texts)
+        return (workload_ratio(measured, rounds) - replayed).in_standard_errors
 
     check = ReplayCheck(cell.prompt_set, cell.temperature, cell.k, gap(tokens, counts.new_tokens))
     alike = ((k, each) for (_, k, p), each in replays.candidates.items() if p == name.p_min)

@@ -31,7 +31,7 @@ from harness.analysis.server_costs import ServerCosts
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped, where
 from harness.stats.jackknife import Array, Variance, half_width, joined
-from harness.stats.workload import TRIMMED, VisitCosts
+from harness.stats.workload import TRIMMED, SharedError, visit_error
 from harness.storage import StoredRun
 from harness.storage.manifest import Manifest, ModelEntry
 from harness.summary import Basis, CeilingAtK, RoundSummary, StepSummary
@@ -89,8 +89,7 @@ class TimedVisits:
         """[K] standard errors of the logarithms of `mean_ratios`; infinite of a single visit."""
         if len(self.ratios) < 2:
             return np.full(len(self.ks), np.inf)
-        costs = VisitCosts(np.arange(len(self.ks)), self.ratios.T)
-        return np.sqrt(costs.variance.value)
+        return np.sqrt(visit_error(self.ratios.T).variance.value)
 
     def plain_gap(self, other: "TimedVisits") -> tuple[float, Variance]:
         """The logarithm of how many times as long a plain token took as in another's visits.
@@ -229,10 +228,15 @@ class Latency:
         ]
         return np.stack(lines, axis=1)  # type: ignore[arg-type]
 
-    def visit_costs(self, counts: Replayed) -> Array:
-        """[visit] what all of a candidate's rounds cost there, relative to all visits."""
-        rounds = counts.proposals.sum(axis=0)
-        return self.by_visit(counts.k) @ rounds / (rounds @ self.relative(counts.k))
+    def visit_error(self, candidates: Sequence[Replayed]) -> SharedError | None:
+        """The error of what all of each candidate's rounds cost; None without several visits."""
+        if self.visits is None or len(self.visits.plain_s) < 2:
+            return None
+        costs: list[Array] = []  # in each visit, relative to all visits
+        for counts in candidates:
+            rounds = counts.proposals.sum(axis=0)
+            costs.append(self.by_visit(counts.k) @ rounds / (rounds @ self.relative(counts.k)))
+        return visit_error(np.stack(costs))
 
     def summary(self, draft: str) -> StepSummary | None:
         """The steps' medians as a report shows them; None where none were timed."""

@@ -5,13 +5,15 @@ it would have drafted, and with which probability, so the rounds of every K and 
 replay. What a round of n drafted tokens costs is timed once for each draft: on servers that reject
 every draft, or for a look-up in requests for a few prompts (`harness.analysis.server_costs`). So
 every (draft, K, threshold) is a candidate of one verdict. The best by replay is measured next to
-plain decoding, in pairs, as a sweep's is (`harness.stats.two_phase`).
+plain decoding, in pairs, as a sweep's is (`harness.stats.two_phase`). Where that leaves it
+undecided, and another draft is expected to be faster than it was, that draft is measured, too: each
+of the two finalists has its share of the report's error.
 
 What is stored of one draft, with the plain server's requests, is what a server run of that draft
 stores (`of_draft`), and is read as that is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -37,19 +39,27 @@ from harness.analysis.replayed import by_prompt
 from harness.analysis.round_costs import Latency, ServedTimes
 from harness.analysis.server_costs import fit_costs, left_out_costs, timed_rounds
 from harness.analysis.server_lossless import gate_caveats
-from harness.analysis.server_predictions import requests_of, served_rows, timed_server
+from harness.analysis.server_predictions import (
+    TimedServer,
+    requests_of,
+    served_rows,
+    timed_server,
+)
 from harness.analysis.server_texts import ServedTexts, Texts, served_texts
 from harness.analysis.setup import Setup, run_facts, shares_of_sets
-from harness.analysis.verdict import Candidate, Evidence, MeasuredPairs, closed
+from harness.analysis.verdict import Candidate, Evidence, closed
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.engine_facts.draft_kinds import DRAFTS, looks_up
 from harness.engine_facts.engines import spec_of
-from harness.records import GREEDY, Failure, ResultRow, Trial, where
+from harness.records import GREEDY, Failure, ResultRow, Trial, first, where
 from harness.stats.two_phase import MIN_MEASURED, Pairs, look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
-from harness.summary import Doubt, DraftMemory, Summary
+from harness.summary import DraftMemory, Leaderboard, LeaderboardRow, Summary
 
+# Drafts that are measured at most, and the share of the error that the first has of several
+FINALISTS = 2
+FIRST_SHARE = 0.8
 NO_COSTS = (
     "its requests do not tell what its rounds cost, since other work disturbed them; try again on a"
     " quiet machine"
@@ -238,39 +248,123 @@ def served_audition_decided(run: StoredRun, look: int) -> bool:
     if ks is None:
         return False
     setup = Setup(replace(run, manifest=replace(run.manifest, served_ks=replace(ks, made=look))))
-    made = _answered(setup, predicted_drafts(setup))
-    return any(each.question.source == "measured" and closed(each.workload) for each in made)
+    made = _of_finalists(setup, predicted_drafts(setup))
+    if len(made) < len(_finalists(setup)):  # the last one has too few pairs
+        return False
+    return bool(made) and made[-1].question.source == "measured" and closed(made[-1].workload)
+
+
+def next_finalist(run: StoredRun) -> Candidate | None:
+    """The candidate to measure after the first; None where there is no reason to.
+
+    The best of the other drafts, where it is expected to be faster than the first was measured to
+    be, and that one is undecided.
+    """
+    setup = Setup(run)
+    made = _of_finalists(setup, predicted_drafts(setup))
+    first = made[0].workload if len(made) == 1 else None
+    if first is None or made[0].question.source != "measured" or first.decision != "undecided":
+        return None
+    others = [each for each in first.candidates if each.draft != first.named[0]]
+    best = max(others, key=lambda each: each.speedup, default=None)
+    if best is None or first.speedup is None or best.speedup <= first.speedup:
+        return None
+    return Candidate(best.draft, best.k, best.p_min or 0.0)
 
 
 # ---- the record ----------------------------------------------------------------------------------
 
 
-def _chosen(setup: Setup) -> ChosenK | None:
+def _finalists(setup: Setup) -> tuple[ChosenK, ...]:
+    """What is measured next to plain decoding, in that order."""
     ks = setup.run.manifest.served_ks
-    return ks.chosen[0] if ks is not None and ks.chosen else None
+    return () if ks is None else tuple(each for each in ks.chosen if each.draft and each.k)
+
+
+def _measured_alone(setup: Setup) -> tuple[ChosenK, ...]:
+    """Drafts that replay does not know, which are measured on every prompt at the largest K."""
+    names = [name for name in _names(setup) if name in DRAFTS and not DRAFTS[name].replayed]
+    return tuple(ChosenK(GREEDY, max(setup.ks), looks=1, draft=name) for name in names)
 
 
 def _answered(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]:
-    """The question of the workload, by what was measured, or before that by replay."""
+    """The answer on the workload: that of what may be served, else of the faster one."""
+    made = (*_of_finalists(setup, predicted), *_of_alone(setup))
+    if not made:
+        return ()
+    best = max(made, key=lambda each: (each.workload.speculates, each.workload.speedup or 0.0))
+    candidates = (*made[0].workload.candidates, *best.workload.candidates)
+    known = {each.name: each for each in candidates}
+    for other in made:
+        own = first(other.workload.candidates, name=other.workload.name)
+        if own is not None and other is not best and other.question.source == "measured":
+            known[own.name] = replace(own, speedup=other.workload.speedup or own.speedup)
+    return (replace(best, workload=replace(best.workload, candidates=tuple(known.values()))),)
+
+
+def _of_finalists(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]:
+    """The answers by each finalist's measured pairs; by replay before there are some."""
     if predicted is None:
         return ()
-    engine, chosen, ks = setup.engine, _chosen(setup), setup.run.manifest.served_ks
+    ks, made = setup.run.manifest.served_ks, list[Answered]()
+    for number, chosen in enumerate(_finalists(setup)):
+        looks = look_shares(max(1, chosen.looks or (ks.made if ks else 0)))
+        made += _by_pairs(
+            setup,
+            chosen,
+            lambda pairs, name, looks=looks: _with_pairs(predicted, pairs, name, looks),
+            leads=not number,
+        )
+    if made:
+        return tuple(made)
+    engine = setup.engine
     assert engine is not None
-    # Each draft at its fastest, before anything is measured: how well round times are known differs
-    # much between K, and the optimism of a choice is taken from errors that are alike
-    evidence = predicted.best_of(lambda name: name.draft, setup.weights).evidence
-    question = Question(evidence, engine.rule, "replayed", engine.name)
-    doubt: Doubt | None = None
-    if ks is not None and chosen is not None and chosen.draft is not None and chosen.k:
-        served = served_texts(of_draft(setup, chosen.draft, chosen))
-        name = Candidate(chosen.draft, chosen.k, chosen.p_min)
-        pairs = pairs_of(served.trials, GREEDY, chosen.k)
-        evidence = _with_pairs(predicted, pairs, name, look_shares(max(1, ks.made_at(GREEDY))))
-        if evidence is not None:
-            question = replace(question, evidence=evidence, source="measured")
-        doubt = distrust(by_text([each for each in served.checks if each.result != "OPEN"]))
-    weights = shares_of_sets(setup)
-    return answered([question], lambda _: doubt, weights=weights, seed=setup.seed)
+    # How well round times are known differs much between K, and the optimism of a choice is taken
+    # from errors that are alike: each draft at its fastest
+    best = predicted.best_of(lambda name: name.draft, setup.weights).evidence
+    question = Question(best, engine.rule, "replayed", engine.name)
+    return answered([question], lambda _: None, weights=shares_of_sets(setup), seed=setup.seed)
+
+
+def _of_alone(setup: Setup) -> tuple[Answered, ...]:
+    """The answers of what replay does not know, by the measured pairs alone."""
+    made = list[Answered]()
+    for chosen in _measured_alone(setup):
+        made += _by_pairs(
+            setup,
+            chosen,
+            lambda pairs, name: evidence_from_pairs(pairs, GREEDY, name, None) if pairs else None,
+            leads=False,
+        )
+    return tuple(made)
+
+
+def _by_pairs(
+    setup: Setup,
+    chosen: ChosenK,
+    evidence_of: Callable[[Sequence[Pair], Candidate], Evidence | None],
+    *,
+    leads: bool,
+) -> tuple[Answered, ...]:
+    """The answer by the pairs of a draft that is measured; empty while there are too few.
+
+    Args:
+        leads: whether it is the first finalist; the others share what that leaves of the error.
+    """
+    engine, draft = setup.engine, str(chosen.draft)
+    assert engine is not None
+    served = served_texts(of_draft(setup, draft, chosen))
+    name = Candidate(draft, chosen.k or 0, chosen.p_min)
+    evidence = evidence_of(pairs_of(served.trials, GREEDY, name.k), name)
+    if evidence is None:
+        return ()
+    share = 1.0
+    if len(_names(setup)) > 1:
+        others = 1 + len(_measured_alone(setup))
+        share = FIRST_SHARE if leads else (1.0 - FIRST_SHARE) / others
+    doubt = distrust(by_text([each for each in served.checks if each.result != "OPEN"]))
+    question = Question(evidence, engine.rule, "measured", engine.name, share=share)
+    return answered([question], lambda _: doubt, weights=shares_of_sets(setup), seed=setup.seed)
 
 
 def _with_pairs(
@@ -297,28 +391,31 @@ def _with_pairs(
     )
     # Next to what is predicted of the same prompts, a request's start included
     costs = evidence.candidates[name].seconds[replayed], evidence.baseline.seconds[replayed]
-    timed = Pairs(seconds, costs[0], plain_s, costs[1], looks)
-    return replace(evidence, pairs=MeasuredPairs(name, tuple(p.name for p in pairs), timed))
+    timed = Pairs(tuple(pair.name for pair in pairs), seconds, costs[0], plain_s, costs[1])
+    return replace(evidence, named=name, pairs=timed, looks=looks)
 
 
 def analyse_served_audition(setup: Setup) -> Summary:
     """Everything an audition on servers says, as far as what it stored allows."""
     if setup.engine is None:  # no server answered
         return Summary(run_facts(setup, ()), failures=failures(setup), caveats=(*of_setup(setup),))
-    predicted, chosen = predicted_drafts(setup), _chosen(setup)
+    predicted = predicted_drafts(setup)
     made = _answered(setup, predicted)
     answers = tuple(each for entry in made for each in (entry.workload, *entry.sets))
-    measured = None
-    if chosen is not None and chosen.draft is not None:
-        measured = timed_server(served_texts(of_draft(setup, chosen.draft, chosen)))
-    results = tuple(_results(setup, predicted, chosen))
+    measured = [
+        timed_server(served_texts(of_draft(setup, str(chosen.draft), chosen)))
+        for chosen in (*_finalists(setup), *_measured_alone(setup))
+        if where(setup.run.trials, draft=chosen.draft)
+    ]
+    results = tuple(_results(setup, predicted, measured))
     engine, notes = spec_of(setup.engine.name), setup.run.manifest.audition
     boards, latencies = (), dict[str, Latency]()
     if predicted is not None:
         board = rank(predicted, setup.weights, seed=setup.seed)
+        board = _with_rows(board, made)
         boards, latencies = (replace(board, engines=(engine.title,)),), dict(predicted.latencies)
     names = _names(setup)
-    ranked = () if predicted is None else predicted.replays.drafts
+    ranked = [row.draft for board in boards for row in board.rows if row.draft]
     lacking = tuple(name for name in names if name not in ranked)
     facts = run_facts(setup, results)
     failed = failures(setup)
@@ -328,13 +425,17 @@ def analyse_served_audition(setup: Setup) -> Summary:
     failed += tuple(
         Failure(name, NO_COSTS) for name in names if name in timed and name not in explained
     )
-    checks = () if measured is None else tuple(measured.texts.checks)
+    checks = tuple(check for server in measured for check in server.texts.checks)
     return Summary(
         run=replace(facts, not_scored=lacking, ranked=len(ranked)),
         answers=answers,
         failures=failed,
         caveats=(
-            *(() if measured is None else gate_caveats(measured.gates, setup.engine.rule)),
+            *(
+                caveat
+                for server in measured
+                for caveat in gate_caveats(server.gates, setup.engine.rule)
+            ),
             *greedy_texts_differ.of(by_text(checks)),
             *of_setup(setup, results),
             *k_at_edge.of(setup, answers),
@@ -350,21 +451,32 @@ def analyse_served_audition(setup: Setup) -> Summary:
     )
 
 
+def _with_rows(board: Leaderboard, made: Sequence[Answered]) -> Leaderboard:
+    """A leaderboard with rows of what is measured and not replayed."""
+    known = {row.draft for row in board.rows}
+    rows = [
+        LeaderboardRow(0, each.draft, each.k, each.speedup)
+        for answered in made
+        for each in answered.workload.candidates
+        if each.source == "measured" and each.draft not in known
+    ]
+    rows = sorted((*board.rows, *rows), key=lambda row: (-row.speedup, row.draft is not None))
+    return replace(board, rows=tuple(replace(row, rank=n) for n, row in enumerate(rows, start=1)))
+
+
 def _results(
-    setup: Setup, predicted: Predicted | None, chosen: ChosenK | None
+    setup: Setup, predicted: Predicted | None, measured: Sequence[TimedServer]
 ) -> Iterator[ResultRow]:
     """Rows of what was measured, by prompt set, and of what is predicted of each draft and K.
 
-    Of the measured draft and K they are at its threshold, of others at their best.
+    Of a measured draft and K they are at its threshold, of others at their best.
     """
-    measured: list[Candidate] = []
-    if chosen is not None and chosen.draft is not None:
-        server = timed_server(served_texts(of_draft(setup, chosen.draft, chosen)))
+    for server in measured:
         yield from served_rows(server).measured
-        measured = [Candidate(chosen.draft, chosen.k or 0, chosen.p_min)]
     if predicted is None:
         return
-    shown = predicted.at_one_threshold(setup.weights, measured)
+    finalists = [Candidate(str(c.draft), c.k or 0, c.p_min) for c in _finalists(setup)]
+    shown = predicted.at_one_threshold(setup.weights, finalists)
     yield from replayed_rows(shown, model=setup.model)
 
 

@@ -33,6 +33,8 @@ GATE = 4.0
 LEAST_LOG_CHANCE = -9.7
 # Within so many, rounds fit another rule's replay
 FITS = 3.0
+# Share of texts whose rounds may differ from replay's by near ties of two kernels
+NEAR_TIES = 0.02
 # By rounds alone these can be told apart, and servers offer them (decode.rule)
 SERVED_RULES: tuple[Rule, ...] = ("greedy_draft", "ratio", "block")
 
@@ -139,7 +141,9 @@ def _with_rounds(run: ServedTexts, gate: ServedGate, texts: Texts, rule: Rule) -
         if None not in drafted:
             equal = np.isclose(np.array(drafted, float), run.replayed(texts, gate.k).drafted)
             gate = replace(gate, equal_drafted=int(equal.sum()))
-    if _rounds_differ(gate) and gate.temperature != GREEDY:
+    # Other rules compare the draft's probabilities with the target's, which files are not asked for
+    scored = not any(np.isnan(trace.target_logprob).any() for trace in texts.traces)
+    if _rounds_differ(gate) and gate.temperature != GREEDY and scored:
         for other in SERVED_RULES:
             known = other != rule and other in spec_of(run.engine.name).rules
             if known and _rounds_fit(run, texts, gate.k, rounds, other):
@@ -151,7 +155,9 @@ def _rounds_differ(gate: ServedGate) -> bool:
     """True where its rounds are not those of replay; False where nothing was compared."""
     if gate.rounds_z is not None:
         return abs(gate.rounds_z) >= GATE
-    return gate.equal_rounds is not None and gate.equal_rounds < (gate.replayed_texts or 0)
+    # Kernels for a batch and for a token decide near ties apart
+    compared = (1.0 - NEAR_TIES) * (gate.replayed_texts or 0)
+    return gate.equal_rounds is not None and gate.equal_rounds < compared
 
 
 def _rounds_fit(run: ServedTexts, texts: Texts, k: int, rounds: Array, rule: Rule) -> bool:

@@ -47,7 +47,7 @@ from harness.analysis.setup import Setup, p_min_of
 from harness.analysis.verdict import Candidate, Evidence
 from harness.engine_facts.draft_kinds import looks_up
 from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped, where
-from harness.stats.jackknife import Array, Variance, joined, speedup_interval
+from harness.stats.jackknife import Array, Variance, exponential, joined, log_speedup
 from harness.summary import NotPredicted, RoundSummary, ServedCosts, ServedGate
 
 
@@ -364,7 +364,8 @@ class _Prediction:
             return self.row
         error = errors.get(self.row.temperature or 0.0)
         shared = joined([self.costs] if error is None else [self.costs, error.variance])
-        interval = speedup_interval(*np.array([*self.sums.values()]).T, shared=shared)
+        log = log_speedup(*np.array([*self.sums.values()]).T)
+        interval = exponential(log.interval(shared, skew=True))
         if interval is None:
             return self.row
         return replace(self.row, speedup_lo=interval.lo, speedup_hi=interval.hi)

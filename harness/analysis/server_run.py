@@ -253,8 +253,8 @@ def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None
             )
             for name, each in predicted.candidates.items()
         },
-        shared=tuple(
-            replace(error, moves=error.moves - error.moves[row]) for error in predicted.shared
+        timing=tuple(
+            replace(error, moves=error.moves - error.moves[row]) for error in predicted.timing
         ),
         named=chosen,
     )

@@ -195,7 +195,22 @@ class Setup:
             return None
         changed = tuple(f"{change.partition('=')[0]}=" for change in changes)
         words = [*(word for word in words if not word.startswith(changed)), *changes]
-        return shlex.join(words)
+        return shlex.join(_with_short_ids(words))
+
+
+def _with_short_ids(words: Sequence[str]) -> list[str]:
+    """The words with model=hf model.id=ORG/NAME as they are typed, model=ORG/NAME."""
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+    short = {
+        group
+        for group in ("model", "draft")
+        if values.get(group) == OWN_DRAFT and "/" in values.get(f"{group}.id", "")
+    }
+    kept = (word for word in words if word not in {f"{group}={OWN_DRAFT}" for group in short})
+    return [
+        word.replace(".id=", "=", 1) if word.partition(".id=")[0] in short else word
+        for word in kept
+    ]
 
 
 def p_min_of(setup: Setup) -> float:

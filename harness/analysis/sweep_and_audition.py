@@ -168,9 +168,9 @@ def _evidence_at(drafts: ScoredDrafts, trials: Sequence[Trial], temperature: flo
         and predicted
         and rounds_as_replayed(check_of_pairs(pairs, predicted.replays, candidate))
     ):
-        measured = measured_pairs(pairs, predicted.replays, latency, candidate, shares)
+        measured = measured_pairs(pairs, predicted.replays, latency, candidate)
         if measured is not None:
-            return replace(predicted.evidence, pairs=measured)
+            return replace(predicted.evidence, named=candidate, pairs=measured, looks=shares)
     alpha = times.break_even_alpha(k) if times else None
     return replace(evidence_from_pairs(pairs, temperature, candidate, alpha), looks=shares)
 

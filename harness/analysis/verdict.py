@@ -1,12 +1,10 @@
 """The verdict: which draft and K to serve, or none.
 
 It rests on seconds and tokens per prompt, of plain decoding and of every candidate, a (draft, K),
-on the same prompts (`Evidence`). The best-looking of 8 candidates that all tie with plain decoding
-"wins" 12-18 % of the time, so bounds allow for the choice (`harness.stats.two_phase`): on replayed
-prompts, on prompts that were measured at every K, and where one candidate was chosen by replay and
-then measured next to plain decoding (`Evidence.pairs`). The best candidate on all prompts is named,
-or the one that was chosen to be measured (`Evidence.named`); the speedup is its own, less the
-optimism of choosing it:
+on the same prompts (`Evidence`). The best candidate is named, or the one that replay chose to be
+measured. The best of 8 candidates that all tie with plain decoding "wins" 12-18 % of the time
+(docs/decisions/0012): the speedup is the named one's, less the optimism of choosing it, and bounds
+allow for the choice (`harness.stats.two_phase`).
 
 - `speculate`: the speedup's lower bound is above 1;
 - `does_not_pay`: the upper bound of every candidate is below 1;
@@ -22,7 +20,7 @@ correction: a wrong `does_not_pay` means that the bound of one candidate, whiche
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import NamedTuple
 
@@ -33,7 +31,6 @@ from scipy.special import ndtri
 from harness.analysis.cells import (
     Count,
     PromptId,
-    Weights,
     accepted,
     completed,
     decode_s,
@@ -50,15 +47,16 @@ from harness.stats.jackknife import (
     MIN_PROMPTS,
     Array,
     Variance,
-    chance_above_zero,
+    Weights,
     half_width,
     joined,
-    pooled,
     set_weights,
+    strata,
+    token_weights,
     workload_ratio,
 )
 from harness.stats.two_phase import MIN_MEASURED, Pairs, TwoPhase, most_measured, two_phase
-from harness.stats.workload import SharedError, VisitCosts, Workload
+from harness.stats.workload import SharedError, Workload
 from harness.summary import Answer, CandidateSpeedup, Doubt, MeasuredPart, Values
 from harness.theory.speedup import RoundTimes
 
@@ -111,18 +109,6 @@ class Timed:
 
 
 @dataclass(frozen=True, eq=False)
-class MeasuredPairs:
-    """The candidate that replay chose, measured next to plain decoding, in the order of time.
-
-    `prompts` are [pair] the prompt's set and id.
-    """
-
-    candidate: Candidate
-    prompts: tuple[PromptId, ...]
-    timed: Pairs
-
-
-@dataclass(frozen=True, eq=False)
 class Evidence:
     """One temperature's measurements on the prompts that every cell completed."""
 
@@ -130,18 +116,15 @@ class Evidence:
     names: tuple[PromptId, ...]  # [prompt] with its set
     baseline: Timed
     candidates: Mapping[Candidate, Timed]  # by (draft, K), K > 0
-    # Of predicted seconds, by (draft, K), [visit]: what the candidate's rounds cost next to plain
-    # decoding as that visit timed both, relative to all visits. Candidates of a draft share visits.
-    # Empty where the seconds were measured, or times were typed in and are taken as exact.
-    visit_costs: Mapping[Candidate, Array] = field(default_factory=dict[Candidate, Array])
-    # Of predicted seconds: what measured the best of them; other prompts' pairs count as well
-    pairs: MeasuredPairs | None = None
-    # The only one that was measured, on all prompts, where replay chose it: the seconds of others
-    # follow from its own as replay has their rounds differ
+    # Of predicted seconds: the errors of what rounds cost, in the order of the candidates. None
+    # where the seconds were measured, or times were typed in and are taken as exact
+    timing: tuple[SharedError, ...] = ()
+    # The only one that was measured, where replay chose it: in pairs; or on all prompts, and then
+    # the seconds of others follow from its own as replay has their rounds differ
     named: Candidate | None = None
-    # Of seconds that are predicted by what requests of a server cost: errors of all prompts alike
-    shared: tuple[SharedError, ...] = ()
-    # Where candidates were dropped at looks, the shares of the prompts at each, the last one this
+    # Of the named one, by prompt set and id. Those of other prompts tell its price as well
+    pairs: Pairs | None = None
+    # The share of what is measured in all at each look so far; none of a run without looks
     looks: tuple[float, ...] = ()
 
     @property
@@ -159,103 +142,75 @@ class Evidence:
             candidates={name: timed.rows(keep) for name, timed in self.candidates.items()},
         )
 
-    def workload(self, weights: Weights) -> Workload:
-        """The candidates in their order, prompt sets of weight 0 left out, small ones joined."""
+    def workload(self, weights: Weights, error: Variance | None = None) -> Workload:
+        """The candidates in their order, prompt sets of weight 0 left out, small ones joined.
+
+        `error` is that of each prediction by itself, besides prompts and timing.
+        """
         shares = set_weights(self.prompt_sets, weights)
         evidence = self.only([name for name, share in shares.items() if share > 0.0])
-        sets, timed = evidence.prompt_sets, evidence.candidates.values()
-        of_sets = {name: shares[name] for name in sets}
-        joined_sets = pooled(sets, of_sets)
-
-        def sums(seconds: Array, tokens: Array) -> tuple[Array, Array]:
-            factors = joined_sets.factors(sets, tokens, of_sets)
-            return factors * seconds, factors * tokens
-
-        baseline_s, baseline_tokens = sums(evidence.baseline.seconds, evidence.baseline.tokens)
-        seconds, tokens = sums(
-            np.stack([candidate.seconds for candidate in timed]),
-            np.stack([candidate.tokens for candidate in timed]),
-        )
+        sets, timing = evidence.prompt_sets, self.timing
+        if error is not None:
+            moves = math.sqrt(float(error.value)) * np.eye(len(self.candidates))
+            timing = (*timing, SharedError(moves, float(error.degrees)))
+        every = (evidence.baseline, *evidence.candidates.values())
+        tokens = np.stack([timed.tokens for timed in every])
+        # Sets that are joined keep their weights
+        factors, joined_sets = token_weights(sets, tokens, shares), strata(sets)
+        seconds, tokens = factors * np.stack([timed.seconds for timed in every]), factors * tokens
         return Workload(
-            baseline_s=baseline_s,
-            baseline_tokens=baseline_tokens,
-            seconds=seconds,
-            tokens=tokens,
-            prompt_sets=joined_sets.prompt_sets,
-            weights=joined_sets.weights,
-            visits=evidence._visits(),
-            shared=evidence.shared,
+            baseline_s=seconds[0],
+            baseline_tokens=tokens[0],
+            seconds=seconds[1:],
+            tokens=tokens[1:],
+            prompt_sets=tuple(joined_sets[name] for name in sets),
+            weights={
+                stratum: sum(shares[name] for name in names)
+                for stratum, names in grouped(joined_sets, joined_sets.__getitem__).items()
+            },
+            timing=timing,
+            names=evidence.names,
         )
 
-    def estimate(self, weights: Weights, seed: int) -> TwoPhase | None:
+    def estimate(self, workload: Workload, seed: int) -> TwoPhase | None:
         """The speedup of the named candidate with its errors; None with too few prompts."""
-        workload, names = self.workload(weights), list(self.candidates)
-        if self.pairs is None:
-            named = None if self.named is None else names.index(self.named)
-            looks = self.looks or (1.0,)
-            return two_phase(workload, candidate=named, looks=looks, seed=seed)
-        shares = set_weights(self.prompt_sets, weights)
-        counted = [name for name in self.names if shares[name[0]] > 0.0]
-        # Prompts of no counted set get numbers beyond
-        place = {
-            name: row for row, name in enumerate(dict.fromkeys([*counted, *self.pairs.prompts]))
-        }
+        names = list(self.candidates)
         return two_phase(
             workload,
-            self.pairs.timed,
-            np.array([place[name] for name in self.pairs.prompts], dtype=np.intp),
-            candidate=names.index(self.pairs.candidate),
-            alike=[name.draft == self.pairs.candidate.draft for name in names],
+            self.pairs,
+            candidate=None if self.named is None else names.index(self.named),
+            alike=self.named and [name.draft == self.named.draft for name in names],
+            looks=self.looks or (1.0,),
             seed=seed,
         )
 
     def best_looking(self, workload: Workload) -> tuple[Candidate, float]:
         """The candidate that was measured, else the one of the largest speedup; its speedup."""
-        names, logs = list(self.candidates), workload.log_speedups()
-        if self.named is not None:
-            return self.named, math.exp(float(logs[names.index(self.named)]))
-        if self.pairs is None:
-            return names[int(np.argmax(logs))], math.exp(float(logs.max()))
-        measured = self.pairs.candidate
-        log_speedup = float(logs[names.index(measured)]) - self.pairs.timed.log_price
-        return measured, math.exp(log_speedup)
+        names, logs = list(self.candidates), workload.log_speedups.value
+        named = int(logs.argmax()) if self.named is None else names.index(self.named)
+        price = 0.0 if self.pairs is None else self.pairs.log_price
+        return names[named], math.exp(float(logs[named]) - price)
 
     def speedups(self, weights: Weights) -> dict[Candidate, float]:
         """The speedups on the workload; empty without a prompt that is complete in every cell."""
         if not self.names or not self.candidates:
             return {}
-        speedups = np.exp(self.workload(weights).log_speedups()).tolist()
+        speedups = np.exp(self.workload(weights).log_speedups.value).tolist()
         return dict(zip(self.candidates, speedups, strict=True))
 
-    def _visits(self) -> tuple[VisitCosts, ...]:
-        """The visits of each draft that was timed more than once."""
-        place = {name: index for index, name in enumerate(self.candidates)}
-        groups = (
-            VisitCosts(
-                np.array([place[name] for name in names]),
-                np.stack([self.visit_costs[name] for name in names]),
-            )
-            for names in grouped(self.visit_costs, lambda name: name.draft).values()
-        )
-        return tuple(group for group in groups if group.costs.shape[1] > 1)
-
-    def request_tokens(self, weights: Weights) -> float | None:
-        """Tokens of a generation, the mean on the weighted workload; None where not counted."""
-        plain = self.baseline
-        if plain.generations is None:
+    def mean(self, counts: Array | None, per: Array | None, weights: Weights) -> float | None:
+        """A ratio of such counts on the weighted workload; None where either is not known."""
+        if counts is None or per is None:
             return None
-        return workload_ratio(plain.tokens, plain.generations, self.prompt_sets, weights).value
+        return float(workload_ratio(counts, per, self.prompt_sets, weights).value)
 
     def alphas(self, name: Candidate, weights: Weights) -> Values:
         """A candidate's alpha on the weighted workload, and the alpha that it needs."""
         timed = self.candidates[name]
-        accepted, judged = (
-            counts
-            if counts is None
-            else workload_ratio(counts, timed.tokens, self.prompt_sets, weights).value
-            for counts in (timed.accepted, timed.judged)
+        kept, judged = (
+            self.mean(each, timed.tokens, weights) for each in (timed.accepted, timed.judged)
         )
-        return {"alpha": ratio(accepted, judged), "breakeven_alpha": timed.breakeven_alpha}
+        return {"alpha": ratio(kept, judged), "breakeven_alpha": timed.breakeven_alpha}
 
 
 # Seconds, tokens, accepted and judged drafts, generations
@@ -349,7 +304,7 @@ def decide(
     if unseen is not None or not evidence.names or not evidence.candidates:
         return undecided
     workload, level = evidence.workload(weights), 1.0 - 2.0 * error
-    fit = evidence.estimate(weights, seed)
+    fit, plain = evidence.estimate(workload, seed), evidence.baseline
     best, looks_like = evidence.best_looking(workload)
     named: Values = {"draft": best.draft, "k": best.k}
     if best.p_min:
@@ -359,15 +314,15 @@ def decide(
         draft=best.draft,
         k=best.k,
         p_min=best.p_min or None,
+        speedup=looks_like,
         candidates=_candidates(evidence, workload, best, fit),
-        plain_s=_plain(workload.baseline_s, workload.baseline_tokens, workload),
-        request_tokens=evidence.request_tokens(weights),
+        plain_s=evidence.mean(plain.seconds, plain.tokens, weights),
+        request_tokens=evidence.mean(plain.tokens, plain.generations, weights),
     )
     if fit is None:
         values = {**named, **_too_few(workload, evidence.pairs)}
-        return replace(verdict, speedup=looks_like, reason="too_few_prompts", reason_values=values)
-    verdict = _with_interval(verdict, fit, level)
-    verdict = replace(verdict, pairs=_measured_part(fit, evidence.pairs, workload))
+        return replace(verdict, reason="too_few_prompts", reason_values=values)
+    verdict = _with_interval(verdict, fit, level, evidence.pairs)
     if (verdict.speedup_lo or 0.0) > 1.0:
         verdict = replace(verdict, decision="speculate")
         reason, values = "held_out_gain", {}
@@ -375,25 +330,24 @@ def decide(
         verdict = replace(verdict, decision="does_not_pay", draft=None, k=0, p_min=None)
         reason, values = "held_out_loss", evidence.alphas(best, weights)
     else:
-        reason, values = _why_undecided(fit, workload, level, verdict.pairs, of_all_sets)
+        reason, values = _why_undecided(verdict, fit, workload, level, of_all_sets)
     return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
 
 
-def _with_interval(verdict: Answer, fit: TwoPhase, level: float) -> Answer:
+def _with_interval(verdict: Answer, fit: TwoPhase, level: float, pairs: Pairs | None) -> Answer:
     """The answer with the speedup of the named candidate, its bounds, and how likely a gain is."""
-    interval = fit.interval(level)
+    interval, part = fit.interval(level), None
+    if pairs is not None:
+        part = MeasuredPart(fit.number, len({*pairs.prompts}), *fit.on_these_prompts())
     return replace(
         verdict,
         speedup=fit.speedup,
         speedup_lo=interval.lo,
         speedup_hi=interval.hi,
-        chance=chance_above_zero(fit.score, fit.variance),
+        chance=fit.chance,
         gain=math.expm1(fit.score + float(fit.variance.value) / 2.0),
+        pairs=part,
     )
-
-
-def _plain(numerator: Array, denominator: Array, workload: Workload) -> float:
-    return workload_ratio(numerator, denominator, workload.prompt_sets, workload.weights).value
 
 
 def _candidates(
@@ -404,36 +358,25 @@ def _candidates(
     All are "measured" here, but for those that were not where replay chose the one that was. What
     measured rounds cost next to the price that replay has of them holds for all candidates.
     """
-    names, logs = list(evidence.candidates), workload.log_speedups()
+    names, logs = list(evidence.candidates), workload.log_speedups.value
     place = names.index(best)
     tied = np.zeros(len(names), dtype=bool)
     scores = logs if fit is None else fit.scores
     if fit is not None:
-        error = half_width(workload.log_speedup_variance(place), CONFIDENCE)
+        error = half_width(workload.variance(place), CONFIDENCE)
         tied = np.abs(logs - logs[place]) <= error
-    alone = evidence.named or (evidence.pairs and evidence.pairs.candidate)
     return tuple(
         CandidateSpeedup(
             name.draft,
             name.k,
             math.exp(float(score)),
             bool(equal) and name != best,
-            "measured" if alone in (None, name) else "replayed",
+            "measured" if evidence.named in (None, name) else "replayed",
             math.exp(float(log)),
             name.p_min or None,
         )
         for name, score, log, equal in zip(names, scores, logs, tied, strict=True)
     )
-
-
-def _measured_part(
-    fit: TwoPhase, pairs: MeasuredPairs | None, workload: Workload
-) -> MeasuredPart | None:
-    """The measured part of a verdict; None without measured pairs."""
-    if pairs is None:
-        return None
-    prompts, measured = len(workload.prompt_sets), len({*pairs.prompts})
-    return MeasuredPart(prompts, measured, *fit.on_these_prompts())
 
 
 def in_turn(
@@ -470,7 +413,7 @@ def closed(verdict: Answer) -> bool:
     return verdict.decision != "undecided" or verdict.reason == "near_one"
 
 
-def _too_few(workload: Workload, pairs: MeasuredPairs | None) -> Values:
+def _too_few(workload: Workload, pairs: Pairs | None) -> Values:
     """The number of prompts and the number needed: replayed ones, else measured ones."""
     prompts = len(workload.prompt_sets)
     if prompts < MIN_PROMPTS or pairs is None:
@@ -479,41 +422,37 @@ def _too_few(workload: Workload, pairs: MeasuredPairs | None) -> Values:
 
 
 def _why_undecided(
-    fit: TwoPhase, workload: Workload, level: float, pairs: MeasuredPart | None, of_all_sets: int
+    verdict: Answer, fit: TwoPhase, workload: Workload, level: float, of_all_sets: int
 ) -> Doubt:
     """The reason that the interval does not decide, and what would change it."""
-    interval = fit.interval(level)
-    if interval.lo >= 1.0 - NEAR and interval.hi <= 1.0 + NEAR:
+    lo, hi, pairs = verdict.speedup_lo or 0.0, verdict.speedup_hi or math.inf, verdict.pairs
+    if lo >= 1.0 - NEAR and hi <= 1.0 + NEAR:
         return "near_one", {"near": NEAR}
-    timing_share = _timing_share(fit, workload)
-    if timing_share > 0.5:
-        measured = fit.measured or not (workload.visits or workload.shared)
-        values: Values = {"timing_share": timing_share, "measured": measured}
-        more = _needed(fit, workload, level, pairs, of_all_sets) if pairs else {}
-        return "timing_noise", {**values, **more}
-    return "interval_spans_one", _needed(fit, workload, level, pairs, of_all_sets)
+    needed = _needed(fit, level, pairs, of_all_sets)
+    timing_share = _timing_share(fit, workload, pairs)
+    if timing_share <= 0.5:
+        return "interval_spans_one", needed
+    measured = pairs is not None or not workload.timing
+    values: Values = {"timing_share": timing_share, "measured": measured}
+    return "timing_noise", {**values, **needed} if pairs else values
 
 
-def _timing_share(fit: TwoPhase, workload: Workload) -> float:
+def _timing_share(fit: TwoPhase, workload: Workload, pairs: MeasuredPart | None) -> float:
     """The share of the variance that is due to timing and not to what the prompts are.
 
     Of two phases that of the pairs. Of predicted seconds the visits' part. Of measured seconds,
     what plain decoding shows: its seconds per token hardly depend on the prompt, so their scatter
     is the machine's, and a speedup is a ratio of two such times.
     """
-    total = float(fit.variance.value)
-    timing = float(fit.timing.value)
-    if not fit.measured:
-        plain = workload_ratio(
-            workload.baseline_s, workload.baseline_tokens, workload.prompt_sets, workload.weights
-        )
+    total, timing = float(fit.variance.value), float(fit.of_named(fit.timing).value)
+    if pairs is None:
+        sums = workload.baseline_s, workload.baseline_tokens
+        plain = workload_ratio(*sums, workload.prompt_sets, workload.weights)
         timing += 2.0 * (plain.log().standard_error or 0.0) ** 2
     return min(1.0, timing / total) if total > 0.0 else 0.0
 
 
-def _needed(
-    fit: TwoPhase, workload: Workload, level: float, pairs: MeasuredPart | None, of_all_sets: int
-) -> Values:
+def _needed(fit: TwoPhase, level: float, pairs: MeasuredPart | None, of_all_sets: int) -> Values:
     """About how many prompts would decide with a chance of DECIDES; None beyond MOST_TIMES today's.
 
     The speedup is known only as well as its error now says, so that a run of more prompts errs by
@@ -521,24 +460,20 @@ def _needed(
     with the number of measured ones, of which there are as many as a run of so many has, and stays
     where none is measured next to plain decoding.
     """
-    prompts = len(workload.prompt_sets)
-    values: Values = {"prompts": prompts, "prompts_needed": None}
+    prompts = fit.number
     number = np.arange(prompts, MOST_TIMES * prompts + 1)
     more, grown = number / prompts, np.ones(len(number))
     measured = [most_measured(math.ceil(of_all_sets * times)) for times in more.tolist()]
     if pairs is not None:
-        values["pairs_needed"] = None
         grown = np.array(measured) / pairs.measured
-    variance = joined(
-        Variance(part.value / growth, part.degrees * growth)
-        for part, growth in ((fit.prompts, more), (fit.timing, grown))
-    )
+    parts = (fit.of_named(fit.prompts), more), (fit.of_named(fit.timing), grown)
+    variance = joined(Variance(one.value / times, one.degrees * times) for one, times in parts)
     margin = abs(fit.score) - half_width(variance, level)
     decides = margin >= ndtri(DECIDES) * np.sqrt(variance.value + fit.variance.value)
     decides &= (more > 1.0) | (grown > 1.0)
-    if decides.any():
-        at = int(decides.argmax())
-        values["prompts_needed"] = int(number[at])
-        if pairs is not None:
-            values["pairs_needed"] = measured[at]
+    at = int(decides.argmax()) if decides.any() else None
+    values: Values = {"prompts": prompts}
+    values["prompts_needed"] = None if at is None else int(number[at])
+    if pairs is not None:
+        values["pairs_needed"] = None if at is None else measured[at]
     return values

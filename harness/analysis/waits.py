@@ -16,9 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from harness.analysis.batch_schedule import by_load, full_loads
-from harness.analysis.cells import Weights
 from harness.records import LoadTiming, ServingEngine, Trial, grouped, set_of
-from harness.stats.jackknife import token_weights
+from harness.stats.jackknife import Weights, token_weights
 from harness.summary import Percentiles, UserLatency
 
 PERCENTS = (50, 95, 99)

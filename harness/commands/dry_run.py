@@ -19,6 +19,7 @@ from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, pairings, si
 from harness.commands.pair import Config
 from harness.commands.run_time import (
     CELL_S,
+    about,
     audition_work,
     model_sizes,
     name_of,
@@ -33,7 +34,9 @@ from harness.commands.server_plan import (
     fitted,
     left_out,
     listed,
+    load_requests,
     machine_pace,
+    prompts_by_set,
 )
 from harness.commands.tasks import (
     BATCH,
@@ -41,7 +44,6 @@ from harness.commands.tasks import (
     EncodedPrompt,
     ServerTasks,
     everything,
-    load_slots,
     missing_answers,
     planned_turns,
     profile_tasks,
@@ -83,6 +85,8 @@ from harness.theory.roofline import Card
 
 # Cards whose costs stand above the table of drafts
 FEW_CARDS = 2
+# The row of a run's time, at the pace of whatever else runs there
+NOW = "on this machine now"
 ROWS: tuple[Column[tuple[str, str]], ...] = (
     Column("what", lambda row: row[0], key=True),
     Column("how much", lambda row: row[1], flexible=True),
@@ -116,18 +120,15 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     tasks = sweep_tasks(planned_turns(prompts, config), config)
     generations, looks = f"{tasks.count} (repetitions={config.repetitions})", Rows()
     if config.until == "decided":
-        generations = f"at most {generations}, {len(tasks.texts)} of them in batches"
-        others = f"; the other K on {PROMPTS_OF_EVERY_K} prompts of each set" if ks[2:] else ""
+        generations = (
+            f"at most {generations}, {len(tasks.texts)} of them in batches; short texts are"
+            f" repeated until each cell has {CELL_S:g} s, at most {tasks.repeats:,} times"
+        )
         measured = most_measured(len(prompts))
-        looks["measured"] = (
-            f"{fmt.number_of(len(prompts), 'prompt', 'prompts')} plainly, in batches, and replayed;"
-            " then the K that is best by replay next to plain decoding, in at most"
-            f" {fmt.number_of(min(LOOKS, measured), 'look', 'looks')} of"
-            f" {prompts_at(measured, 1)}{others}"
-        )
-        looks["short texts again"] = (
-            f"at most {tasks.repeats:,} more generations, for {CELL_S:g} s of each cell"
-        )
+        others = f"; other K: {PROMPTS_OF_EVERY_K} prompts of each set" if ks[2:] else ""
+        number = fmt.number_of(min(LOOKS, measured), "look", "looks")
+        of_each = fmt.number_of(prompts_at(measured, 1), "prompt", "prompts")
+        looks["measured"] = f"the best K by replay, in at most {number} of {of_each}{others}"
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
         **({"p_min": listed(config.p_min)} if config.thresholds else {}),
@@ -141,7 +142,7 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     if config.latency_from is not None:
         rows["round times"] = f"from {config.latency_from}"
     if (time := run_time(config, [config.draft], prompts)) is not None:
-        rows["on this machine"] = time
+        rows[NOW] = time
     work = sweep_work(config, prompts).all
     _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
@@ -160,13 +161,12 @@ def print_server(
     tasks = server_tasks(everything(config, turns), config, turns, synthetic=synthetic)
     whole = [task for task in (*tasks.plain, *tasks.measured) if task.file == "trials"]
     files = Counter(task.file for task in tasks.measured)
-    rounds, at_most = f"{files['starts']} more requests, for a part of the budget", ""
+    rounds, at_most = f"{files['starts']} more requests, cut short", ""
     servers = ", ".join("plain" if k == 0 else f"K = {k}" for k in ks)
     if config.until == "decided":
         at_most = "at most "
         rounds = (
-            f"at most {len(tasks.choosing)} more requests, on few prompts, half for a part of the"
-            " budget"
+            f"at most {len(tasks.choosing)} more requests, on few prompts, half of them cut short"
         )
         first = searched_next(sorted(config.speculative_ks), {})
         servers = (
@@ -187,7 +187,7 @@ def print_server(
         "temperature": listed(config.temperature),
         **_prompt_rows(config, prompts),
         "visits": config.repetitions,
-        "requests, one at a time": f"{at_most}{len(whole)} of {config.new_tokens} tokens at most",
+        "requests, one at a time": f"{at_most}{len(whole)}, of up to {config.new_tokens} tokens",
         **({"to time rounds": rounds} if tasks.choosing or len(files) > 1 else {}),
         **_load_rows(config, turns),
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
@@ -209,8 +209,12 @@ def _time_here(config: ServerConfig, turns: Sequence[EncodedPrompt], *, syntheti
     if pace is None:
         return {}
     whole = everything(config, turns)
-    seconds = expected(whole, config, turns, pace, synthetic=synthetic).total_s
-    rows: Rows = {"time on this machine": f"about {fmt.duration(seconds)}"}
+    time = expected(whole, config, turns, pace, synthetic=synthetic)
+    seconds = time.total_s
+    took = f"about {fmt.duration(seconds)}"
+    if config.until == "decided":
+        took = about(time.first_look_s, seconds)
+    rows: Rows = {NOW: took}
     if config.budget_s is not None and seconds > SAFE_SHARE * config.budget_s:
         asked, fits = fitted(config, turns, pace, config.budget_s, synthetic=synthetic)
         rows[f"within budget_s={config.budget_s:g}"] = (
@@ -233,7 +237,7 @@ def _served_forwards(
     ks, visits = [0, *config.speculative_ks], len(config.temperature) * config.repetitions
     both = config.new_tokens + shorter_budget(config.new_tokens)
     for level in levels:
-        requests = visits * requests_of_load(_by_set(turns), level)
+        requests = visits * requests_of_load(prompts_by_set(turns), level)
         side_by_side = pair_forwards(ks, requests, both)
         work += [replace(each, count=each.count / level, batch=level) for each in side_by_side]
     return work
@@ -241,26 +245,15 @@ def _served_forwards(
 
 def _load_rows(config: ServerConfig, turns: Sequence[EncodedPrompt]) -> Rows:
     """Requests side by side, and at random, with how many there are in all."""
-    # Next to each server whose K changes the plain one is asked again
-    by_set, servers = _by_set(turns), 1 + len(config.speculative_ks) + 2 * len(config.varying)
-    each = len(config.temperature) * config.repetitions * servers
-    rows: Rows = {}
-    if max(config.concurrency) > 1:  # each load with the whole budget and with a part of it
-        sent = sum(requests_of_load(by_set, level) for level in config.concurrency)
-        rows["requests side by side"] = f"{listed(config.concurrency)}: {2 * each * sent}"
-    if config.rate:
-        rates = ", ".join(f"{rate:g}" for rate in config.rate)
-        size = each * requests_of_load(by_set, load_slots(config))
-        rows["requests at random"] = f"{rates} per second: {len(config.rate) * size}"
-    if rows:  # every prompt alone, then as many side by side as there are slots
-        sent = sum(requests_of_load(by_set, level) for level in (1, load_slots(config)))
-        warm = len(config.temperature) * servers * sent
-        rows["to warm up for them"] = f"{warm}, for a part of the budget"
+    asked, rows = load_requests(config, turns), Rows()
+    if asked.side_by_side:
+        levels = listed(config.concurrency)
+        rows["requests side by side"] = f"{levels}: {asked.side_by_side}, half of them cut short"
+    if asked.at_random:
+        rows["requests at random"] = f"{listed(config.rate or ())} per second: {asked.at_random}"
+    if rows:
+        rows["to warm up for them"] = f"{asked.warming}, cut short"
     return rows
-
-
-def _by_set(turns: Sequence[EncodedPrompt]) -> list[int]:
-    return [*Counter(turn.prompt.prompt_set for turn in turns).values()]
 
 
 def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
@@ -321,7 +314,7 @@ def print_audition(
         "cells, replayed": f"{cells} (K = {listed(ks)}{p_min})",
     }
     if (time := run_time(config, drafts, prompts)) is not None:
-        rows["on this machine"] = time
+        rows[NOW] = time
     paired: list[Table | str] = []
     if AUTO_DRAFTS in (config.drafts or ()):
         found = pairings(config.model, config.gpu, [conf.name for conf in drafts])
@@ -355,7 +348,7 @@ def print_served_audition(
         "memory": memory_line(config, drafts),
     }
     if time is not None:
-        rows["time on this machine"] = time.sentence()
+        rows[NOW] = time.sentence()
         rows |= {f"of that, {name}": fmt.duration(each) for name, each in time.drafts.items()}
     _print_run(config, drafts, rows)
 

@@ -101,8 +101,7 @@ class _Display:
     def __init__(self) -> None:
         """Begin with none; the command began about now, since its start imports this module."""
         self._bars: list[Bar] = []
-        self._begin_clock()
-        self._ended = self._began
+        self.begin_clock()
         self._live: Live | None = None
         self._over = threading.Event()
         self._writer: threading.Thread | None = None
@@ -118,7 +117,6 @@ class _Display:
         if self._bars:
             self.refresh()
             return
-        self._ended = time.monotonic()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -156,13 +154,11 @@ class _Display:
             )
             self._live.start()
             return
-        if time.monotonic() - self._ended > EVERY_S:  # another command in the same process
-            self._begin_clock()
         self._over.clear()
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
 
-    def _begin_clock(self) -> None:
+    def begin_clock(self) -> None:
         self._began = time.monotonic()
         self._written = self._began - EVERY_S + FIRST_S  # so that the first line comes soon
 
@@ -201,6 +197,11 @@ class _Display:
 
 
 _DISPLAY = _Display()
+
+
+def next_command() -> None:
+    """Count the time from now, where another command begins in the same process."""
+    _DISPLAY.begin_clock()
 
 
 def say(line: str) -> None:

@@ -256,15 +256,17 @@ def answer_so_far(folder: RunFolder, label: str, *, page: bool = False) -> None:
     Whatever goes wrong in it does not end the run.
     """
     from harness import reporting
-    from harness.reporting.sentences.verdict import of_answers
+    from harness.reporting import grid
+    from harness.reporting.sentences.verdict import so_far
 
     try:
         summary = analyse(load(folder.path))
         write_analysis(folder, summary)
         if page:
             reporting.render(summary, folder.path)
-        if any(answer.prompt_set == "all" for answer in summary.answers):
-            say(f"{label}: {' '.join(of_answers(summary)[:1])}")
+        shown = grid.marked(summary)
+        if shown is not None and shown.answer.named[1]:
+            say(f"{label}: {so_far(shown.answer)}")
     except Exception as error:  # the run's end analyses it again
         _log.warning("%s: no answer yet (%s)", label, in_one_line(error))
 

@@ -55,7 +55,7 @@ from harness.theory.roofline import Card
 # Rows and columns of the matrices by which multiplying is timed
 MULTIPLIED = 1024
 # Of a buffer by which reading is timed for a plan, which next to weights takes little memory
-PLAN_BYTES = 64 * 1024**2
+PLAN_BYTES = 32 * 1024**2
 # Below so many bytes of weights nothing is timed: calling the kernels takes the time
 SMALL_BYTES = 100e6
 # Seconds of decoding, the plain ones included, for which a cell of a sweep in looks is measured,
@@ -222,6 +222,14 @@ def _timed(
 # ---- on this machine -----------------------------------------------------------------------------
 
 
+def about(least_s: float, most_s: float) -> str:
+    """The time of a run in looks: "about 40 s if the first look decides, at most about 3 min"."""
+    least, most = fmt.duration(least_s), fmt.duration(most_s)
+    if least == most:
+        return f"at most about {most}"
+    return f"about {least} if the first look decides, at most about {most}"
+
+
 @dataclass(frozen=True)
 class RunTime:
     """The time that a run takes at most, and the bytes of its weights and caches.
@@ -259,10 +267,12 @@ class RunTime:
         return slower(work.texts), slower(work.rest) + self.again_s
 
     def __str__(self) -> str:
-        free = fmt.memory(psutil.virtual_memory().available)
+        free, needed = psutil.virtual_memory().available, fmt.memory(self.needed_bytes)
         texts_s, rest_s = self.seconds()
         took = self.sentence(rest_s, self.budget_s or math.inf, texts_s)
-        return f"{took}, in {fmt.memory(self.needed_bytes)} of {free}"
+        if self.needed_bytes > free:
+            return f"{took}; needs {needed} of memory, and only {fmt.memory(free)} are free"
+        return f"{took}, in {needed} of {fmt.memory(free)}"
 
     def sentence(
         self,
@@ -281,12 +291,11 @@ class RunTime:
             texts_s: of the texts; 0 where they are generated.
             new_tokens, pace: as of `seconds`.
         """
-        first = ""
-        if self.decided is not None:
-            _, least_s = self.decided.seconds(new_tokens, pace)
-            least = fmt.duration(min(least_s + texts_s, budget_s))
-            first = f"about {least} if the first look decides, "
-        return f"{first}at most about {fmt.duration(min(most_s + texts_s, budget_s))}"
+        most_s = min(most_s + texts_s, budget_s)
+        if self.decided is None:
+            return f"at most about {fmt.duration(most_s)}"
+        _, least_s = self.decided.seconds(new_tokens, pace)
+        return about(min(least_s + texts_s, budget_s), most_s)
 
 
 def run_time(
@@ -344,10 +353,11 @@ def said_beforehand(
     config: SweepConfig | AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> RunTime | None:
     """The expected time of a run, written to standard error; None where not known, or resumed."""
-    expected = None if config.resume else run_time(config, drafts, prompts)
+    expected = run_time(config, drafts, prompts)
     if expected is not None:
-        say(f"plan: {expected} on this machine")
-    return expected
+        less = ", less what is stored" if config.resume else ""
+        say(f"plan: {expected}, at the machine's present pace{less}")
+    return None if config.resume else expected
 
 
 def say_left(

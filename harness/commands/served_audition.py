@@ -7,7 +7,8 @@ Its steps, each of which leaves a report of what is known (`harness.analysis.ser
    draft time rounds of each K next to plain tokens. Of a look-up the texts say what it finds, and
    rounds are timed in requests for a few prompts.
 3. The draft, K and threshold that replay and these costs find fastest are measured next to plain
-   decoding, prompt by prompt, in looks, until the verdict is decided.
+   decoding, prompt by prompt, in looks, until the verdict is decided. Where it is not, and another
+   draft is expected to be faster than that one was, that draft is measured, too.
 
 A draft that fails is named and the others are ranked. Every answer is stored as it comes, so that a
 run that was stopped continues with what it lacks.
@@ -24,7 +25,13 @@ from typing import Any, Literal
 
 from harness import formatting as fmt
 from harness.analysis.cells import latest
-from harness.analysis.served_audition import best_by_replay, served_audition_decided
+from harness.analysis.served_audition import (
+    FINALISTS,
+    best_by_replay,
+    next_finalist,
+    served_audition_decided,
+)
+from harness.analysis.verdict import Candidate
 from harness.commands.checks import Vocabularies
 from harness.commands.pair import described
 from harness.commands.progress import progress, say
@@ -192,8 +199,11 @@ def _measure(run: _Run) -> None:
                 _note_failure(run, name, f"budget_s={run.config.budget_s:g} was spent before it")
                 continue
             try:
-                _score(run, name, work, plain)
-                _time_rounds(run, name, work, plain)
+                if work.config.draft.spec.replayed:
+                    _score(run, name, work, plain)
+                    _time_rounds(run, name, work, plain)
+                else:
+                    _measure_alone(run, name, work, plain)
             except Broken as error:
                 _check_alive(first, plain)
                 _note_failure(run, name, in_one_line(error))
@@ -374,6 +384,21 @@ def _time_rounds(run: _Run, name: str, work: Workload, plain: Server) -> None:
                 tick()
 
 
+def _measure_alone(run: _Run, name: str, work: Workload, plain: Server) -> None:
+    """Measure a draft that learns from requests, at the largest K, next to plain decoding.
+
+    Every prompt is asked once, for a second time it would know the answer.
+    """
+    k, visit = max(run.config.speculative_ks), FINALISTS + 1 + [*run.works].index(name)
+    work = replace(work, config=replace(work.config, k=[k]))
+    order = in_random_order(work.prompts, work.config.seed)
+    with ExitStack() as stack:
+        servers = {PLAIN: plain, Role(k): _open(run, stack, work, Role(k))}
+        entries = [entry for each in order for entry in each.turns]
+        _measure_part(run, work, entries, servers, visit)
+        judge_greedy_texts(run.folder, work, servers)
+
+
 def _of_long_text(run: _Run, work: Workload, enough: int) -> EncodedPrompt:
     """The shortest prompt of those whose text has so many tokens, else that of the longest text."""
     tokens = {
@@ -424,33 +449,61 @@ def _time_requests(run: _Run, name: str, work: Workload, plain: Server) -> None:
 
 
 def _measure_best(run: _Run, plain: Server) -> None:
-    """Measure the best candidate next to plain decoding, in looks."""
+    """Measure the best candidate next to plain decoding, and the next one where that is called for.
+
+    A run that was stopped goes on with the finalist that it was at.
+    """
     folder, ks = run.folder, run.folder.manifest.served_ks
     measured = any(trial.k for trial in folder.trials.read())
     if ks is None or not ks.chosen or not measured:
         best = best_by_replay(load(folder.path))
         if best is None:
             return
-        ks = ServedKs((best.k,), (ChosenK(GREEDY, best.k, draft=best.draft, p_min=best.p_min),))
-        folder.note(served_ks=ks)
-    chosen = ks.chosen[0]
-    assert chosen.draft is not None
-    work = run.works.get(chosen.draft)
-    if work is None or ks.ended in ("decided", "prompts") or chosen.k is None:
-        return
+        ks = _with_finalist(run, ServedKs(()), best)
+    while True:
+        if ks.ended in (None, "budget") and not _measure_finalist(run, plain, ks):
+            return
+        ks = folder.manifest.served_ks
+        assert ks is not None
+        if ks.ended == "budget" or len(ks.chosen) == FINALISTS:
+            return
+        following = next_finalist(load(folder.path))
+        if following is None or following.draft not in run.works:
+            return
+        ks = _with_finalist(run, ks, following)
+
+
+def _with_finalist(run: _Run, ks: ServedKs, finalist: Candidate) -> ServedKs:
+    """What is measured, noted with one finalist more."""
+    before = tuple(replace(each, looks=ks.made) for each in ks.chosen)
+    draft, k, p_min = finalist
+    ks = ServedKs((*ks.started, k), (*before, ChosenK(GREEDY, k, draft=draft, p_min=p_min)))
+    run.folder.note(served_ks=ks)
+    return ks
+
+
+def _measure_finalist(run: _Run, plain: Server, ks: ServedKs) -> bool:
+    """Measure the last of the finalists, in looks; False where its server fails."""
+    chosen = ks.chosen[-1]
+    work = run.works.get(str(chosen.draft))
+    if work is None or not chosen.k:
+        return False
     work = replace(work, config=replace(work.config, p_min=[chosen.p_min], k=[chosen.k]))
     order = in_random_order(work.prompts, work.config.seed)
     named = f"{chosen.draft} with K={chosen.k}"
     if chosen.p_min:
         named = f"{named} and p_min={chosen.p_min:g}"
-    say(f"fastest by replay: {named}; it is measured next to plain decoding")
+    best = "fastest by replay" if len(ks.chosen) == 1 else "expected to be faster than that"
+    say(f"{best}: {named}; it is measured next to plain decoding")
     with ExitStack() as stack:
         try:
             servers = {PLAIN: plain, Role(chosen.k): _open(run, stack, work, Role(chosen.k))}
             _look(run, work, order, servers, ks)
         except Broken as error:
             _check_alive(work, plain)
-            _note_failure(run, chosen.draft, in_one_line(error))
+            _note_failure(run, str(chosen.draft), in_one_line(error))
+            return False
+    return True
 
 
 def _look(
@@ -461,16 +514,15 @@ def _look(
     ks: ServedKs,
 ) -> None:
     """Measure the prompts look by look, until they decide or the time is spent."""
-    folder, begun, before = run.folder, monotonic(), ks.made
+    folder, begun, before, visit = run.folder, monotonic(), ks.made, len(ks.chosen)
     for look in range(before + 1, LOOKS + 1):
         first, last = (math.ceil(len(order) * n / LOOKS) for n in (look - 1, look))
         entries = [entry for each in order[first:last] for entry in each.turns]
-        _measure_part(run, work, entries, servers)
+        _measure_part(run, work, entries, servers, visit)
         judge_greedy_texts(folder, work, servers)
         ended: Ended | None = None
         decided = run.config.until == "decided"
         if decided and served_audition_decided(load(folder.path), look):
-            ks = replace(ks, chosen=tuple(replace(each, looks=look) for each in ks.chosen))
             ended = "decided"
         elif look == LOOKS:
             ended = "prompts"
@@ -484,7 +536,11 @@ def _look(
 
 
 def _measure_part(
-    run: _Run, work: Workload, entries: Sequence[EncodedPrompt], servers: Mapping[Role, Server]
+    run: _Run,
+    work: Workload,
+    entries: Sequence[EncodedPrompt],
+    servers: Mapping[Role, Server],
+    visit: int,
 ) -> None:
     """Every prompt on both servers, one after the other; which is first alternates."""
     folder = run.folder
@@ -492,7 +548,7 @@ def _measure_part(
     with progress("measuring", len(entries)) as tick, undisturbed():
         for number, entry in enumerate(entries):
             roles = [*servers] if number % 2 else [*servers][::-1]
-            tasks = work.tasks(ServerTask(role, 1, entry, GREEDY, "trials") for role in roles)
+            tasks = work.tasks(ServerTask(role, visit, entry, GREEDY, "trials") for role in roles)
             if any(task.request.cell not in done for task in tasks):
                 for task in tasks:
                     folder.trials.append(_answer(work, servers[task.role], task))

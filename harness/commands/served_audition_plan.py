@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from harness import formatting as fmt
+from harness.commands.run_time import about
 from harness.commands.server_plan import Pace, machine_pace
 from harness.commands.tasks import EncodedPrompt
 from harness.config import AuditionConfig, ModelConf, ServerConfig
@@ -65,9 +66,8 @@ class AuditionTime:
         """About how long it takes: until the ranking, if one look decides, and at most."""
         ranked, look = self.ranking_s, self.measuring / LOOKS
         return (
-            f"a ranking by replay after about {fmt.duration(ranked)}; the best is measured until"
-            f" about {fmt.duration(ranked + look)} if the first look decides, at most about"
-            f" {fmt.duration(ranked + self.measuring)}"
+            f"ranked by replay after about {fmt.duration(ranked)}, and the best one measured after"
+            f" {about(ranked + look, ranked + self.measuring)}"
         )
 
     def left(self, plain_s: float) -> "AuditionTime":
@@ -99,6 +99,9 @@ def audition_time(
 
     drafts: dict[str, float] = {}
     for name, pair in pairs.items():
+        if not pair.draft.spec.replayed:
+            drafts[name] = max(LEAST_START_S, target.start_s) + 2.0 * texts_s(target)
+            continue
         if pair.draft.spec.looks_up:
             few = sorted(lengths)[:LOOKUP_PROMPTS]
             each_s = sum(target.request_s(length, 1.5 * new) for length in few)

@@ -8,11 +8,13 @@ with a share of each set, down to `FEW_PROMPTS`; fewer K. A run that does not fi
 until the time is spent, and refused where scoring its texts would take all of it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 import psutil
 
@@ -20,7 +22,7 @@ from harness import formatting as fmt
 from harness.analysis.looks import searched_next
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import resumable
-from harness.commands.run_time import Stopwatch, this_machine
+from harness.commands.run_time import Stopwatch, about, this_machine
 from harness.commands.server_requests import Workload
 from harness.commands.server_start import check_card, is_synthetic, started
 from harness.commands.tasks import (
@@ -30,10 +32,14 @@ from harness.commands.tasks import (
     ServerTask,
     ServerTasks,
     everything,
+    load_slots,
     server_tasks,
 )
 from harness.config import ServerConfig
+from harness.engine_facts.spec import shorter_budget
+from harness.measurement.load import requests_of_load
 from harness.records import UserError
+from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder
 from harness.storage.manifest import AskedLess
 
@@ -79,17 +85,24 @@ class Expected:
             asks for less than everything.
         measuring: the visits.
         judging: the forwards over what was returned, by the weights that score it.
+        loads: requests side by side and at random.
     """
 
     choosing: float
     plain: float
     measuring: float
     judging: float
+    loads: float = 0.0
 
     @property
     def total_s(self) -> float:
         """Seconds of all parts."""
-        return self.choosing + self.plain + self.measuring + self.judging
+        return self.choosing + self.plain + self.measuring + self.judging + self.loads
+
+    @property
+    def first_look_s(self) -> float:
+        """Seconds where the first of the looks decides."""
+        return self.total_s - self.measuring * (LOOKS - 1) / LOOKS
 
 
 def machine_pace(config: ServerConfig) -> Pace | None:
@@ -148,7 +161,48 @@ def expected(
         seconds(tasks.plain),
         seconds(tasks.measured),
         _judging_s(config, tasks, asked.new_tokens, pace),
+        _loads_s(replace(config, new_tokens=asked.new_tokens), prompts, pace),
     )
+
+
+class LoadRequests(NamedTuple):
+    """The number of requests of loads; half of those side by side are for a part of the budget."""
+
+    side_by_side: int
+    at_random: int
+    warming: int  # for a part of the budget
+
+
+def load_requests(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> LoadRequests:
+    """The requests that every server gets side by side, and at random."""
+    # Next to each server whose K changes the plain one is asked again
+    by_set = prompts_by_set(prompts)
+    servers = 1 + len(config.speculative_ks) + 2 * len(config.varying)
+    each = len(config.temperature) * config.repetitions * servers
+    levels = config.concurrency if max(config.concurrency) > 1 else []
+    side_by_side = 2 * each * sum(requests_of_load(by_set, level) for level in levels)
+    slots = load_slots(config)
+    at_random = each * len(config.rate or ()) * requests_of_load(by_set, slots)
+    # Every prompt alone, then as many side by side as there are slots
+    warming = len(config.temperature) * servers
+    warming *= sum(requests_of_load(by_set, level) for level in (1, slots))
+    return LoadRequests(side_by_side, at_random, warming if side_by_side or at_random else 0)
+
+
+def prompts_by_set(prompts: Sequence[EncodedPrompt]) -> list[int]:
+    """The number of prompts of each set."""
+    return [*Counter(entry.prompt.prompt_set for entry in prompts).values()]
+
+
+def _loads_s(config: ServerConfig, prompts: Sequence[EncodedPrompt], pace: Pace) -> float:
+    """Seconds of requests side by side, taken to be as many as they last one after the other."""
+    asked, part = load_requests(config, prompts), shorter_budget(config.new_tokens)
+    length = sum(len(entry.tokens) for entry in prompts) / len(prompts)
+    whole_s, part_s = (pace.request_s(length, tokens) for tokens in (config.new_tokens, part))
+    halves = asked.side_by_side / 2
+    seconds = halves * (whole_s + part_s) + asked.at_random * whole_s + asked.warming * part_s
+    ks = len(config.speculative_ks)
+    return seconds * (1.0 + SLOWER * ks) / (1.0 + ks)
 
 
 def _judging_s(config: ServerConfig, tasks: ServerTasks, new_tokens: int, pace: Pace) -> float:
@@ -267,14 +321,15 @@ def planned(folder: RunFolder, work: Workload, watch: Stopwatch) -> Workload:
         )
     config = work.config
     texts = f"{len(work.prompts)} prompts of {config.new_tokens} tokens at most"
-    free, first = psutil.virtual_memory().available, ""
-    if config.until == "decided":
-        first = f", a first answer after about {fmt.duration(needs.choosing)}"
+    free = psutil.virtual_memory().available
     # Beyond the budget nothing further is asked, but what was answered is judged
     most_s = min(needs.total_s, watch.left_s + needs.judging)
+    took = f"at most about {fmt.duration(most_s)}"
+    if config.until == "decided":
+        took = about(min(needs.first_look_s, most_s), most_s)
     say(
-        f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: at most about"
-        f" {fmt.duration(most_s)}{first}; this process holds"
+        f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: {took} at the machine's"
+        f" present pace; this process holds"
         f" {psutil.Process().memory_info().rss / 1e9:.1f} GB while servers are timed, and"
         f" {free / 1e9:.1f} GB are free"
     )
@@ -289,8 +344,11 @@ def _pace(folder: RunFolder, work: Workload) -> Pace:
         started(folder, work, [PLAIN], slots=1) as servers,
     ):
         start_s, server = monotonic() - begun, servers[PLAIN]
-        entry = work.median
-        asked = work.request(entry, work.config.temperature[0], 0, 0).asked
+        entry, temperature = work.median, work.config.temperature[0]
+        if work.shortest is not entry:  # the first request is slow
+            first = work.request(work.shortest, temperature, 0, 0).asked
+            server.generate(first._replace(budget=1))
+        asked = work.request(entry, temperature, 0, 0).asked
         done = server.generate(asked._replace(budget=1 + few))
         decode_s = done.decode_s
         if decode_s is None:  # a difference of two prefills, each with its noise

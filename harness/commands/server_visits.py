@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 
+from harness import formatting as fmt
 from harness.analysis.looks import best_started, served_decided, to_start
-from harness.commands.progress import progress
+from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import answer_so_far, resumable
 from harness.commands.run_time import Stopwatch
 from harness.commands.server_judging import judge_greedy_texts, judge_the_rest, score
@@ -46,8 +47,10 @@ from harness.commands.tasks import (
     Role,
     chosen_tasks,
     every_k_tasks,
+    everything,
     plain_tasks,
     probe_tasks,
+    server_tasks,
 )
 from harness.engines import turns
 from harness.engines.protocol import (
@@ -93,6 +96,7 @@ def measure(folder: RunFolder, work: Workload) -> Workload:
     work = planned(folder, work, watch)
     failures, going = Failures(folder, work), True
     visits = _Visits(folder, work, failures, watch)
+    visits = replace(visits, before=visits.answered())
     if not every_k(folder, work.config):
         going = _measure_chosen(visits)
         if every_k(folder, work.config):
@@ -128,6 +132,7 @@ class _Visits:
 
     Attributes:
         kept: where all servers fit side by side, those that stay for further tasks.
+        begun, before: when these visits began, and the answers that were stored before.
     """
 
     folder: RunFolder
@@ -135,11 +140,27 @@ class _Visits:
     failures: Failures
     watch: Stopwatch
     kept: _Answering | None = None
+    begun: float = field(default_factory=monotonic)
+    before: int = 0
 
     def answer(self, label: str) -> None:
         """Score what is stored, and say and store what follows from it."""
         score(self.folder, self.work)
         answer_so_far(self.folder, label)
+
+    def answered(self) -> int:
+        """The number of stored answers."""
+        files = self.folder.probes, self.folder.starts, self.folder.trials
+        return sum(len(lines.read()) for lines in files)
+
+    def say_left(self, least: float, most: float) -> None:
+        """Say how long so many requests take, at the pace of those before, with their scores."""
+        request_s = (monotonic() - self.begun) / max(1, self.answered() - self.before)
+        least_s, most_s = (min(request_s * each, self.watch.left_s) for each in (least, most))
+        say(
+            f"left: about {fmt.duration(least_s)} if the first look decides, at most about"
+            f" {fmt.duration(most_s)}"
+        )
 
 
 def _measure_chosen(visits: _Visits) -> bool:
@@ -186,6 +207,7 @@ def _choose(visits: _Visits) -> ServedKs | None:
                 return ServedKs((*started, *more), why_all="server_failed")
             if some == temperatures[:1] and not started:
                 visits.answer("first answer")
+                _say_left_of_all(visits)
         # Every text by replay, where there is time for more than it takes to measure them
         if not started and asks_everything(folder):
             texts = work.tasks(plain_tasks(work.config, work.prompts))
@@ -201,6 +223,16 @@ def _choose(visits: _Visits) -> ServedKs | None:
     return ServedKs(started, chosen, None if chosen else "no_costs")
 
 
+def _say_left_of_all(visits: _Visits) -> None:
+    """Say how long the rest of a run that has just begun takes, where all is asked that may be."""
+    work = visits.work
+    asked = visits.folder.manifest.asked_less or everything(work.config, work.prompts)
+    tasks = server_tasks(asked, work.config, work.prompts)
+    before = len(tasks.choosing) + len(tasks.plain) - visits.answered()
+    measured = len(tasks.measured)
+    visits.say_left(before + measured / LOOKS, before + measured)
+
+
 def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
     """Measure the chosen K in looks, until they decide or the time is spent."""
     folder, work, watch = visits.folder, visits.work, visits.watch
@@ -208,6 +240,8 @@ def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
     blocks = [*grouped(tasks, lambda task: task.request.key).items()]
     if visits.kept is None:  # servers that would be started again for each look
         return _measure_visits(visits, [task for _, part in blocks for task in part])
+    waiting = len(waiting_of(folder, tasks))
+    visits.say_left(waiting / LOOKS, waiting)
     begun = monotonic()
     for look in range(1, LOOKS + 1):
         done = {each.temperature for each in chosen.chosen if (each.looks or LOOKS) < look}

@@ -96,12 +96,12 @@ class _Block:
 
 def print_brief(parts: Sequence[Table | str], out: Console) -> None:
     """Print tables and sentences in at most MOST_LINES lines, the first ones whole if possible."""
-    blocks = [
-        _table_block(part, out, importance=place, most=MOST_LINES)
-        if isinstance(part, Table)
-        else _sentences([part], out, importance=place, most=MOST_LINES)
-        for place, part in enumerate(parts, start=1)
-    ]
+    blocks: list[_Block] = []
+    for place, part in enumerate(parts, start=1):
+        notes = part.notes if isinstance(part, Table) else (part,)
+        if isinstance(part, Table):  # without its notes it would mislead
+            blocks.append(_table_block(part, out, importance=2 * place, most=MOST_LINES))
+        blocks.append(_sentences(notes, out, importance=2 * place - 1, most=MOST_LINES))
     _fit([replace(blocks[0], apart=False), *blocks[1:]], out)
 
 
@@ -143,16 +143,16 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     yield _Block(_wrapped(out, map(Text, cautions)))
     for number, table in enumerate(content.brief):
         yield _table_block(table, out, importance=2 + number, most=MOST_TABLE)
-    # One command at most: that of the next step is nearer than the measurement on another engine
+    # One command at most: the next step, or more prompts, come before measuring another engine
     step = content.next_step
-    lines = [each for each in content.snippets[:1] if not (each.measure and step and step.command)]
+    nearer = (step and step.command) or content.too_few
+    lines = [each for each in content.snippets[:1] if not (each.measure and nearer)]
     for snippet in lines:
         yield _Block(_snippet_lines(snippet, out))
-    folded = len(content.caveats) - len(cautions) + len(content.verdicts[2:])
     ending = [*_next_step(content, out)]
-    if folded:
+    if content.folder:
         again = command("report", as_typed("run", content.folder), "verbose=tables")
-        ending.append(Text(f"{'Note' if folded == 1 else 'Notes'}: {again}"))
+        ending.append(Text(f"More: {again}"))
     yield _Block((*ending, Text(f"report: {content.page}")))
 
 
@@ -204,11 +204,14 @@ def _wrapped(out: Console, texts: Iterable[Text]) -> Lines:
 
 def _table_lines(table: Table, out: Console) -> Lines:
     """A table without its title, rules and notes, as rich lays it out."""
-    return tuple(
+    lines = [
         Text.assemble(*((piece.text, piece.style or "") for piece in line))
         for part in fold(table, out.width)
         for line in out.render_lines(_rich_table(part, out.width, None), out.options, pad=False)
-    )
+    ]
+    for line in lines:  # cells are filled up to the width of their column
+        line.rstrip()
+    return tuple(lines)
 
 
 def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
@@ -218,7 +221,7 @@ def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
     reference to the report.
     """
     if snippet.measure:
-        return (Text("Measure it:", "bold"), Text(snippet.measure))
+        return (Text(f"Measure it on {snippet.engine}:", "bold"), Text(snippet.measure))
     title = _wrapped(out, [Text("Serve it so:", "bold")])
     code = snippet.code.splitlines()
     if len(code) > MOST_CODE:

@@ -37,6 +37,7 @@ class Content:
     status: str | None  # why the run is not complete; None where it is
     verdicts: tuple[str, ...]  # the main one first; empty for a command that decides nothing
     answer: AnswerCode  # the main decision in a word, for its colour
+    too_few: bool  # whether it is open for want of prompts
     grid: Table | None  # the answer by temperature and engine; None where nothing is decided
     bars: tuple[picture.Bar, ...]  # of K, or of drafts; empty where nothing is decided
     worth: tuple[str, ...]  # sentences: what a gain is worth, and answers at other temperatures
@@ -71,6 +72,7 @@ def content_of(summary: Summary) -> Content:
         status=run.status(summary.run),
         verdicts=page.verdicts(summary),
         answer=_answer_code(summary),
+        too_few=summary.headline is not None and summary.headline.reason == "too_few_prompts",
         grid=answered if decides else None,
         bars=picture.bars(summary) if decides else (),
         worth=_worth(summary) if decides else (),
@@ -94,8 +96,8 @@ def content_of(summary: Summary) -> Content:
 
 
 def _worth(summary: Summary) -> tuple[str, ...]:
-    gain, others = picture.worth(summary), picture.other_temperatures(summary)
-    return tuple(filter(None, (gain, " ".join(others))))
+    others = (*picture.sets_apart(summary), *picture.other_temperatures(summary))
+    return tuple(filter(None, (picture.worth(summary), " ".join(others))))
 
 
 def measured_with(summary: Summary) -> Pairs:

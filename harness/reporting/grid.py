@@ -221,12 +221,6 @@ def k_of(answer: Answer) -> str:
     return f"K={k}" if p_min is None else f"K={k}, p_min={p_min:g}"
 
 
-def drafted(answer: Answer, emitted: RoundTokens) -> str:
-    """The tokens that a round drafts: "4 tokens", at a threshold "up to 4 tokens"."""
-    most = "" if answer.named_p_min is None else "up to "
-    return f"{most}{fmt.number_of(emitted.k, 'token', 'tokens')}"
-
-
 def at_place(answer: Answer) -> str:
     """The engine of an answer: "on the harness's loop", or "at the given times"."""
     return f"at {GIVEN}" if answer.engine is None else f"on {spec_of(answer.engine).title}"
@@ -246,7 +240,19 @@ def timed_by(served: ServedSummary | None) -> str:
     return ", by processor time" if served is not None and served.clock == "cpu" else ""
 
 
-def own_cost(emitted: RoundTokens) -> str:
+def cost_that_pays(emitted: RoundTokens, *, name_k: bool = True) -> str:
+    """The cost of a round below which it pays, and that of the engine that was timed.
+
+    "pays if a round of K=2 takes less time than 2.30 plain tokens (here 1.65)"
+    """
+    a_round = f"a round of K={emitted.k}" if name_k else "a round"
+    return (
+        f"pays if {a_round} takes less time than {fmt.decimal(emitted.pays_below)} plain"
+        f" tokens{_own_cost(emitted)}"
+    )
+
+
+def _own_cost(emitted: RoundTokens) -> str:
     """The cost of a round on the engine that was timed, or at the given times, in brackets.
 
     Empty where it is not known.

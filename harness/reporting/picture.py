@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness import formatting as fmt
+from harness.records import first
 from harness.reporting import grid
 from harness.reporting.tables.leaderboard import boards
 from harness.summary import Answer, Summary
@@ -36,6 +37,8 @@ def bars(summary: Summary) -> tuple[Bar, ...]:
         return ()
     drafts = summary.run.command == "audition"
     made = tuple(_of_drafts(summary, answer) if drafts else _of_ks(answer))
+    if drafts:  # some may be measured, and others predicted
+        made = tuple(sorted(made, key=lambda bar: (not bar.best, -bar.speedup)))
     fastest = sorted(made, key=lambda bar: (not bar.best, -bar.speedup))[:MOST_BARS]
     return tuple(bar for bar in made if bar in fastest)
 
@@ -58,13 +61,12 @@ def _of_drafts(summary: Summary, answer: Answer) -> Iterator[Bar]:
         if row.p_min:
             label = f"{label}, p_min={row.p_min:g}"
         name = row.draft, row.k, row.p_min
-        named, measured = name[0] == answer.named[0], answer.source == "measured"
-        if measured:  # as what was measured of the one has the others differ
-            of_draft = (each for each in answer.candidates if each.draft == row.draft)
-            same = [each for each in of_draft if (each.draft, each.k, each.p_min) == name]
-            row = replace(row, speedup=same[0].speedup) if same else row
+        named, measured = row.draft == answer.named[0], False
+        if answer.source == "measured":  # what was measured of the one has the others differ
+            same = first(answer.candidates, name=name)
+            row = replace(row, speedup=same.speedup) if same else row
+            measured = named or (same is not None and same.source == "measured")
         speedup = answer.speedup if named and answer.speedup is not None else row.speedup
-        measured = measured and named
         yield Bar(f"{label} ({mark})" if mark else label, speedup, measured, named)
 
 
@@ -112,6 +114,19 @@ def worth(summary: Summary) -> str:
     if plain_usd is not None and usd is not None:
         parts.append(f"10^6 tokens: {fmt.dollars(plain_usd)} before, {fmt.dollars(usd)} after")
     return f"{'; '.join(parts)}."
+
+
+def sets_apart(summary: Summary) -> tuple[str, ...]:
+    """The answers of prompt sets that are not the workload's, where some set is decided."""
+    shown = grid.marked(summary)
+    sets = () if shown is None else shown.row.sets
+    if shown is None or len(sets) < 2 or all(each.decision == "undecided" for each in sets):
+        return ()
+    return tuple(
+        f"Only {answer.prompt_set}: {grid.words(answer)}."
+        for answer in sets
+        if answer.decision != shown.answer.decision
+    )
 
 
 def other_temperatures(summary: Summary) -> tuple[str, ...]:

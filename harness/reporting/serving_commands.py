@@ -37,6 +37,7 @@ class Snippet:
     measure: str = ""
     then: str = ""
     name: str = ""  # of the engine, where the title has more words
+    engine: str = ""  # without its version
     marked: bool = False  # whether it is for the engine of the marked row
 
 
@@ -96,7 +97,9 @@ AS_FAST = "If it is as fast as the K by load:"
 # Keys of the workload that apply to the harness's own loop and to no server
 OF_THE_LOOP = ("device", "backend", "decode.acceptance")
 ATTACHED = as_typed("url", ["PLAIN", "SPECULATIVE"])  # servers that run already
-TOYS = "These names are of models that ship with this package or have random weights: put your own."
+TOYS = "Put your own models: those of this run ship with the package or have random weights."
+# Ids of models that no engine loads by their name
+EMBEDDED = "embedded:"
 
 
 def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
@@ -120,7 +123,8 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
         # At temperature 0 a variant has the same drafts as its engine
         if server == asked or shown.row.temperature or ENGINES[server].variant_of is None:
             line = _engine_snippet(summary, own, server)
-            line = replace(line, name=f"{_titled(ENGINES[server])}{ENGINES[server].line_title}")
+            spec = ENGINES[server]
+            line = replace(line, name=f"{_titled(spec)}{spec.line_title}", engine=spec.title)
             # A variant whose setting does not apply to the draft is left out. So is one whose
             # command is its engine's, as for a look-up, which does not sample its tokens.
             if not line.code and server != asked and ENGINES[server].variant_of is not None:
@@ -146,7 +150,7 @@ def _named_engine(line: Snippet) -> Snippet:
 
 
 def _toys(summary: Summary) -> tuple[str, ...]:
-    toys = _target(summary).startswith("embedded:") or summary.run.dummies
+    toys = _target(summary).startswith(EMBEDDED) or summary.run.dummies
     return (TOYS,) if toys else ()
 
 
@@ -252,10 +256,15 @@ def _engine_snippet(summary: Summary, own: Answer, server: str) -> Snippet:
     served = replace(_pair(summary, answer), rule=engine.rule)
     if answer.decision == "does_not_pay":
         return replace(_without_draft(engine, served, title), notes=(_evidence(answer),))
-    title = f"{title}{_known_k(answer)}"
+    without, title = _without_draft(engine, served, title), f"{title}{_known_k(answer)}"
     measure = "" if answer.timed else measure_command(summary, server, answer) or ""
     if not (answer if answer.timed else own).speculates:
-        made = _without_draft(engine, served, title)
+        made = without
+        if answer.decision == "undecided" and answer.timed and served.kind in engine.lines:
+            tried = engine.lines[served.kind].line(served)
+            named = f"K={served.k}" + (f" and p_min={served.p_min:g}" if served.p_min else "")
+            code = f"# until it is decided\n{made.code}\n# to try {named}\n{tried}"
+            made = replace(made, title=title, code=code)
         if measure:
             made = replace(made, title=title, measure=measure, then=UNTIL_THEN)
         return replace(made, notes=(_evidence(answer), *made.notes))
@@ -389,9 +398,10 @@ def _pair_with(
     summary: Summary, draft: str | None, k: int, temperature: float, p_min: float = 0.0
 ) -> PairToServe:
     facts = summary.run.facts_of(draft)
+    target, draft_id = _target(summary), (facts and facts.id) or draft or "DRAFT"
     return PairToServe(
-        target=_target(summary),
-        draft=(facts and facts.id) or draft or "DRAFT",
+        target="TARGET" if target.startswith(EMBEDDED) else target,
+        draft="DRAFT" if draft_id.startswith(EMBEDDED) else draft_id,
         k=k,
         temperature=temperature,
         sampling=summary.run.sampling,
@@ -523,11 +533,7 @@ def _evidence(answer: Answer) -> str:
         return "No drafted token was ever accepted, so that no K can pay."
     if emitted is None:
         return "Not measured, and what its rounds emit is not known."
-    below = fmt.decimal(emitted.pays_below)
-    return (
-        f"K={emitted.k} pays if drafting and checking {grid.drafted(answer, emitted)}"
-        f" takes less time there than {below} ordinary tokens."
-    )
+    return f"It {grid.cost_that_pays(emitted)}."
 
 
 def _why_unknown(engine: EngineSpec, served: PairToServe) -> str:

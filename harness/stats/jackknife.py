@@ -2,33 +2,28 @@
 
 The prompt is the unit: tokens of one text are not independent, so counting tokens or rounds as
 samples would give intervals that are far too narrow. Everything measured for a prompt (its
-baseline, its speculative run, all repetitions) is left out together.
+baseline, its speculative run, all repetitions) is left out together, within prompt sets, so that a
+workload keeps its mix (Efron and Stein, "The jackknife estimate of variance", 1981; stratified as
+in Wolter, "Introduction to Variance Estimation", 2007, section 4.5). An `Estimate` has the values
+without each prompt, so that in a function of estimates what they have in common cancels.
 
-An `Estimate` is a number with the values that it takes when one prompt at a time is left out. So
-any function of estimates is taken value by value, and what two of them have in common cancels: the
-estimate of a speedup is log(plain) - log(speculative), whatever the weights of the prompt sets.
-Its variance is the jackknife's, within prompt sets, so that a workload keeps its mix (Efron and
-Stein, "The jackknife estimate of variance", 1981; stratified as in Wolter, "Introduction to
-Variance Estimation", 2007, section 4.5).
-
-Intervals are Student's t. A ratio whose prompts differ in length rests on fewer prompts than there
-are, so a set of sizes T has the degrees of freedom of Kish's effective sample size, (sum T)^2 /
-sum T^2 - 1, and sets are joined by Welch and Satterthwaite. A speedup is taken on the log scale.
-Simulated (benchmarks/interval_coverage.py), they hold the truth as often as they say under heavy
-tails, outliers, drift and uneven lengths, where BCa bootstrap intervals missed up to 16 %. A sample
+Intervals are Student's t, those of speedups on the log scale. Prompts of unequal sizes T count as
+fewer: a set has the degrees of freedom of Kish's effective sample size, (sum T)^2 / sum T^2 - 1,
+and sets are joined by Welch and Satterthwaite. Simulated, these intervals hold the truth as often
+as they say, where BCa bootstrap intervals missed up to 16 % (docs/decisions/0012, 0030). A sample
 without a slow prompt has both a speedup that is too large and an error that is too small, so the
 lower bound of a speedup is further off by a term for skewness (`skew_term`).
 
-Fewer than MIN_PROMPTS prompts, or a set of fewer than MIN_SET, which leaving one out can hardly
-vary, have no interval: none is better than a wrong one. In a speedup of the whole workload small
-sets are varied together (`pooled`), so that they keep their weight and take no interval from the
-others.
+Fewer than MIN_PROMPTS prompts, or a set of fewer than MIN_SET, have no interval: none is better
+than a wrong one. In a speedup of the whole workload small sets are joined (`strata`), so that they
+keep their weight and take no interval from the others.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -91,66 +86,37 @@ def set_weights(prompt_sets: Sequence[str], weights: Weights) -> dict[str, float
 
 
 def token_weights(prompt_sets: Sequence[str], tokens: Array, weights: Weights) -> Array:
-    """The weight of each token of a prompt, [prompt], so that the workload sums to 1.
+    """The weight of each token of a prompt, so that the workload sums to 1; as `tokens`.
 
-    Sets count by their weights, equal if None, whatever their number of tokens [prompt].
+    Sets count by their weights, equal if None, whatever their number of tokens, [..., prompt].
     """
-    shares, factors = set_weights(prompt_sets, weights), np.empty(len(prompt_sets))
+    shares, factors = set_weights(prompt_sets, weights), np.empty(tokens.shape)
     for name, members in set_members(prompt_sets):
-        factors[members] = shares[name] / float(tokens[members].sum())
+        factors[..., members] = shares[name] / tokens[..., members].sum(axis=-1, keepdims=True)
     return factors
 
 
-class Pooled(NamedTuple):
-    """A workload whose small sets are joined to one; sums of each prompt are multiplied."""
+def strata(prompt_sets: Sequence[str]) -> dict[str, str]:
+    """The stratum of each prompt set: itself, but for small sets, which are joined.
 
-    prompt_sets: tuple[str, ...]
-    weights: dict[str, float]
-    small: NDArray[np.bool_]  # [prompt] whether its set is one of the joined
-
-    def factors(self, prompt_sets: Sequence[str], tokens: Array, weights: Weights) -> Array:
-        """[..., prompt] what multiplies sums of a prompt, so that every set keeps its weight.
-
-        Args:
-            prompt_sets: before they were joined.
-            tokens: [..., prompt].
-            weights: of these sets.
-        """
-        shares, factors = set_weights(prompt_sets, weights), np.ones(tokens.shape)
-        for name, members in set_members(prompt_sets):
-            if self.small[members[0]]:
-                total = tokens[..., members].sum(axis=-1, keepdims=True)
-                factors[..., members] = shares[name] / total
-        return factors
-
-
-def pooled(prompt_sets: Sequence[str], weights: Weights) -> Pooled:
-    """Join the sets of fewer than MIN_SET prompts, and with them the smallest other if need be.
-
-    With `Pooled.factors` a ratio of sums over joined sets is the weighted mean of the sets' own
-    ratios, so that no number changes. What changes is the error: prompts are left out of the joined
-    sets together, how much these sets differ counts into it, and a prompt of a large share makes
-    the effective number of prompts small.
+    Joined are the sets of fewer than MIN_SET prompts, and with them the smallest other if need be.
+    Of sums that are multiplied by `token_weights`, a ratio over joined sets is the weighted mean of
+    the sets' own ratios, so that no number changes. What changes is the error: prompts are left out
+    of the joined sets together, how much these sets differ counts into it, and a prompt of a large
+    share makes the effective number of prompts small.
 
     Source: collapsed strata, Cochran, "Sampling Techniques", 1977, section 5A.12.
     """
-    shares, sets = set_weights(prompt_sets, weights), set_members(prompt_sets)
+    sizes = sorted((len(members), name) for name, members in set_members(prompt_sets))
     joined_sets: list[str] = []
     number = 0
-    for members, name in sorted((len(members), name) for name, members in sets):
-        if members >= MIN_SET and (not joined_sets or number >= MIN_SET):
+    for size, name in sizes:
+        if size >= MIN_SET and (not joined_sets or number >= MIN_SET):
             break
         joined_sets.append(name)
-        number += members
-    if len(joined_sets) < 2:  # a single small one remains where there is no other
-        joined_sets = []
-    label = "+".join(sorted(joined_sets))
-    names = {name: label if name in joined_sets else name for name, _ in sets}
-    of_strata = dict.fromkeys(names.values(), 0.0)
-    for name, stratum in names.items():
-        of_strata[stratum] += shares[name]
-    small = np.array([name in joined_sets for name in prompt_sets], dtype=np.bool_)
-    return Pooled(tuple(names[name] for name in prompt_sets), of_strata, small)
+        number += size
+    label = "+".join(sorted(joined_sets))  # of a single small one, where there is no other: itself
+    return {name: label if name in joined_sets else name for _, name in sizes}
 
 
 def enough_prompts(prompt_sets: Sequence[str]) -> bool:
@@ -162,48 +128,34 @@ def enough_prompts(prompt_sets: Sequence[str]) -> bool:
 # ---- variances -----------------------------------------------------------------------------------
 
 
-def left_out_variance(without: Array, sizes: Array) -> Variance:
-    """The jackknife variance of what rests on n independent samples.
+def independent_errors(without: Array, prompt_sets: Sequence[str] | None = None) -> Array:
+    """Independent parts of the jackknife's error, [..., n]; their squares sum to the variance.
 
     Args:
         without: [..., n] the values without each sample.
-        sizes: [n] how much each counts, for Kish's effective number of samples.
+        prompt_sets: the set of each, where they are prompts left out within sets; one set if None.
     """
-    squares = (independent_errors(without) ** 2).sum(axis=-1)
-    effective = float(sizes.sum() ** 2 / ((sizes**2).sum() or 1.0))
-    degrees = max(1.0, effective - 1.0)
-    return Variance(squares, np.full_like(squares, degrees))
-
-
-def independent_errors(without: Array) -> Array:
-    """[..., n] parts of the error of what rests on n samples: the variance is their sum of squares.
-
-    `without` are the values without each sample, [..., n].
-    """
-    number = without.shape[-1]
-    return math.sqrt((number - 1) / number) * (without - without.mean(axis=-1, keepdims=True))
-
-
-def prompt_errors(without: Array, prompt_sets: Sequence[str]) -> Array:
-    """[..., prompt] independent parts of the error within prompt sets; `without` as there."""
     errors = np.empty_like(without)
-    for _, members in set_members(prompt_sets):
-        errors[..., members] = independent_errors(without[..., members])
+    for _, members in set_members(prompt_sets or ("",) * without.shape[-1]):
+        values, number = without[..., members], len(members)
+        mean = values.mean(axis=-1, keepdims=True)
+        errors[..., members] = math.sqrt((number - 1) / number) * (values - mean)
     return errors
 
 
-def prompt_variance(without: Array, prompt_sets: Sequence[str], sizes: Array) -> Variance:
-    """The jackknife variance within prompt sets.
+def left_out_variance(
+    without: Array, sizes: Array, prompt_sets: Sequence[str] | None = None
+) -> Variance:
+    """The jackknife variance of what rests on n samples; arguments as of `independent_errors`.
 
-    Args:
-        without: [..., prompt] the values without each prompt.
-        prompt_sets: the set of each prompt; at least 2 prompts in each.
-        sizes: [prompt] how much each counts within its set.
+    `sizes` are how much each counts within its set, [n], for Kish's effective number of samples.
     """
-    return joined(
-        left_out_variance(without[..., members], sizes[members])
-        for _, members in set_members(prompt_sets)
-    )
+    squares, parts = independent_errors(without, prompt_sets) ** 2, list[Variance]()
+    for _, members in set_members(prompt_sets or ("",) * len(sizes)):
+        effective = sizes[members].sum() ** 2 / ((sizes[members] ** 2).sum() or 1.0)
+        value = squares[..., members].sum(axis=-1)
+        parts.append(Variance(value, np.full_like(value, max(1.0, effective - 1.0))))
+    return joined(parts)
 
 
 def joined(variances: Iterable[Variance]) -> Variance:
@@ -218,6 +170,12 @@ def joined(variances: Iterable[Variance]) -> Variance:
     with np.errstate(invalid="ignore"):
         degrees = np.where(total > 0.0, total**2 / squares, sum(part.degrees for part in parts))
     return Variance(total, degrees)
+
+
+def half_width(variance: Variance, level: float) -> Array:
+    """Half the width of Student's interval, [...]."""
+    quantile = stdtrit(variance.degrees, (1.0 + level) / 2.0)
+    return np.asarray(quantile * np.sqrt(variance.value), dtype=np.float64)
 
 
 def skew_term(errors: Array, variance: Array, number: int, quantile: Array | float) -> Array:
@@ -241,65 +199,41 @@ def skew_term(errors: Array, variance: Array, number: int, quantile: Array | flo
     return np.maximum(own, lognormal) * (1.0 + 2.0 * np.square(quantile)) / 6.0
 
 
-def lower_half_width(
-    variance: Variance, half: Array, without: Array, prompt_sets: Sequence[str]
-) -> Array:
-    """How far the lower bound of a log speedup is off, [...]; `half` without its skewness.
-
-    `without` are the values without each prompt, [..., prompt].
-    """
-    deviation, errors = np.sqrt(variance.value), prompt_errors(without, prompt_sets)
-    quantile = half / np.where(deviation > 0.0, deviation, 1.0)
-    term = skew_term(errors, variance.value, without.shape[-1], quantile)
-    return np.asarray(half + deviation * term)
-
-
-def half_width(variance: Variance, level: float) -> Array:
-    """Half the width of Student's interval, [...]."""
-    quantile = stdtrit(variance.degrees, (1.0 + level) / 2.0)
-    return np.asarray(quantile * np.sqrt(variance.value), dtype=np.float64)
-
-
-def chance_above_zero(value: float, variance: Variance) -> float:
-    """The chance that the estimated value is above 0, by Student's distribution around it."""
-    deviation = math.sqrt(float(variance.value))
-    if deviation == 0.0:
-        return float(value > 0.0)
-    return float(stdtr(float(variance.degrees), value / deviation))
-
-
 # ---- estimates -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """A number made of sums over prompts, and what it is without each of them."""
+    """One number or several, [...], made of sums over prompts, and what they are without each."""
 
-    value: float  # on all prompts
-    without: Array  # [prompt] without that prompt
+    value: Array  # [...] on all prompts
+    without: Array  # [..., prompt] without that prompt
     sizes: Array  # [prompt] how much each counts within its set
     prompt_sets: tuple[str, ...]  # the set of each prompt
-
-    def __neg__(self) -> "Estimate":
-        return replace(self, value=-self.value, without=-self.without)
 
     def __sub__(self, other: "Estimate") -> "Estimate":
         value, without = self.value - other.value, self.without - other.without
         return replace(self, value=value, without=without, sizes=self.sizes + other.sizes)
 
     def log(self) -> "Estimate":
-        """The logarithm of a value above 0."""
+        """The logarithm of values above 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return replace(self, value=float(np.log(self.value)), without=np.log(self.without))
+            return replace(self, value=np.log(self.value), without=np.log(self.without))
+
+    @property
+    def errors(self) -> Array:
+        """[..., prompt] independent parts of the error; leaving a prompt out has the other sign."""
+        return independent_errors(self.without, self.prompt_sets)
 
     @cached_property
     def variance(self) -> Variance | None:
         """None with a prompt set of fewer than 2 prompts, or a value that is not finite."""
         sizes = [len(members) for _, members in set_members(self.prompt_sets)]
-        if min(sizes) < 2 or not np.isfinite([self.value, *self.without]).all():
+        finite = np.isfinite(self.value).all() and np.isfinite(self.without).all()
+        if min(sizes) < 2 or not finite:
             return None
-        variance = prompt_variance(self.without, self.prompt_sets, self.sizes)
-        return variance if variance.value > ZERO**2 else variance._replace(value=np.zeros(()))
+        value, degrees = left_out_variance(self.without, self.sizes, self.prompt_sets)
+        return Variance(np.where(value > ZERO**2, value, 0.0), degrees)
 
     @property
     def standard_error(self) -> float | None:
@@ -309,13 +243,12 @@ class Estimate:
     @property
     def in_standard_errors(self) -> float | None:
         """The value over its error; 0.0 where both are 0, +-LARGE where only the error is."""
-        if self.standard_error is None:
+        value, error = float(self.value), self.standard_error
+        if error is None:
             return None
-        if abs(self.value) < ZERO:
+        if abs(value) < ZERO:
             return 0.0
-        if self.standard_error == 0.0:
-            return math.copysign(LARGE, self.value)
-        return self.value / self.standard_error
+        return value / error if error else math.copysign(LARGE, value)
 
     @property
     def p_value(self) -> float | None:
@@ -325,65 +258,53 @@ class Estimate:
             return None
         return 2.0 * float(stdtr(float(self.variance.degrees), -abs(score)))
 
-    def interval(
-        self,
-        level: float = CONFIDENCE,
-        shared: Variance | None = None,
-        *,
-        of_speedup: bool = False,
-    ) -> Interval | None:
-        """Student's interval; None with too few prompts, or a value that is not finite.
+    def bounds(self, shared: Variance | None = None, *, skew: bool = False) -> Array | None:
+        """[2, ...] Student's interval at the level CONFIDENCE; None with too few prompts.
 
         Args:
-            level: of both sides.
             shared: an error that all prompts have in common, such as that of a price of rounds.
-            of_speedup: whether it is of a log speedup, which is skew.
+            skew: whether it is of a log speedup, whose lower bound has the term for skewness.
         """
         if self.variance is None or not enough_prompts(self.prompt_sets):
             return None
-        parts = [self.variance] if shared is None else [self.variance, shared]
-        variance = joined(parts)
-        half = half_width(variance, level)
-        lower = half
-        if of_speedup:
-            lower = lower_half_width(variance, half, self.without, self.prompt_sets)
-        return Interval(self.value - float(lower), self.value + float(half))
+        variance = joined(filter(None, [self.variance, shared]))
+        lower = upper = np.asarray(stdtrit(variance.degrees, (1.0 + CONFIDENCE) / 2.0), np.float64)
+        if skew:
+            errors = self.errors
+            lower = upper + skew_term(errors, variance.value, errors.shape[-1], upper)
+        return self.value + np.sqrt(variance.value) * np.stack([-lower, upper])
 
-
-def ratio(
-    numerator: Array, denominator: Array, prompt_sets: Sequence[str] | None = None
-) -> Estimate:
-    """sum(numerator) / sum(denominator) over the prompts of all sets; one set if None."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        value = np.float64(numerator.sum()) / denominator.sum()
-        without = (numerator.sum() - numerator) / (denominator.sum() - denominator)
-    sets = ("",) * len(numerator) if prompt_sets is None else tuple(prompt_sets)
-    return Estimate(float(value), without, denominator, sets)
+    def interval(self, shared: Variance | None = None, *, skew: bool = False) -> Interval | None:
+        """The bounds of a single number."""
+        bounds = self.bounds(shared, skew=skew)
+        return None if bounds is None else Interval(*bounds.tolist())
 
 
 def workload_ratio(
     numerator: Array,
     denominator: Array,
-    prompt_sets: Sequence[str],
+    prompt_sets: Sequence[str] | None = None,
     weights: Weights = None,
 ) -> Estimate:
-    """The weighted mean over prompt sets of sum(numerator) / sum(denominator), each [prompt].
+    """The weighted mean over prompt sets of sum(numerator) / sum(denominator), each [..., prompt].
 
-    Weights are equal if None; the prompts of a set of weight 0 are left out.
+    One set if None. Weights are equal if None; the prompts of a set of weight 0 are left out.
     """
-    shares = set_weights(prompt_sets, weights)
-    counted = np.array([shares[name] > 0.0 for name in prompt_sets], dtype=bool)
-    kept = tuple(name for name in prompt_sets if shares[name] > 0.0)
-    parts = {
-        name: ratio(numerator[members], denominator[members])
-        for name, members in set_members(prompt_sets)
-        if shares[name] > 0.0
-    }
-    value = sum(shares[name] * part.value for name, part in parts.items())
-    without = np.empty(len(kept))
+    sets = prompt_sets or ("",) * numerator.shape[-1]
+    shares = set_weights(sets, weights)
+    counted = np.array([shares[name] > 0.0 for name in sets], dtype=bool)
+    kept = tuple(compress(sets, counted))
+    above, below = numerator[..., counted], denominator[..., counted]
+    value, changes = np.zeros(above.shape[:-1]), np.empty(above.shape)
     for name, members in set_members(kept):
-        without[members] = value + shares[name] * (parts[name].without - parts[name].value)
-    return Estimate(value, without, denominator[counted], kept)
+        parts = [sums[..., members] for sums in (above, below)]
+        totals = [part.sum(axis=-1, keepdims=True) for part in parts]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = totals[0] / totals[1]
+            without = (totals[0] - parts[0]) / (totals[1] - parts[1])
+        value = value + shares[name] * ratio[..., 0]
+        changes[..., members] = shares[name] * (without - ratio)
+    return Estimate(value, value[..., None] + changes, below, kept)
 
 
 def log_speedup(
@@ -402,31 +323,12 @@ def log_speedup(
     Args:
         baseline_s, baseline_tokens: [prompt] decode seconds and tokens of plain decoding,
             repetitions summed.
-        seconds, tokens: [prompt] of the run that is judged.
+        seconds, tokens: [..., prompt] of the run that is judged.
         prompt_sets: the set of each prompt; one set if None.
         weights: of the sets.
     """
-    sets = ("",) * len(seconds) if prompt_sets is None else prompt_sets
-    before = workload_ratio(baseline_s, baseline_tokens, sets, weights)
-    return before.log() - workload_ratio(seconds, tokens, sets, weights).log()
-
-
-def speedup_interval(
-    baseline_s: Array,
-    baseline_tokens: Array,
-    seconds: Array,
-    tokens: Array,
-    prompt_sets: Sequence[str] | None = None,
-    weights: Weights = None,
-    *,
-    shared: Variance | None = None,
-) -> Interval | None:
-    """The interval of a speedup as of `log_speedup`; None with too few prompts.
-
-    `shared` is an error of its logarithm that all prompts have in common.
-    """
-    log = log_speedup(baseline_s, baseline_tokens, seconds, tokens, prompt_sets, weights)
-    return exponential(log.interval(shared=shared, of_speedup=True))
+    before = workload_ratio(baseline_s, baseline_tokens, prompt_sets, weights)
+    return before.log() - workload_ratio(seconds, tokens, prompt_sets, weights).log()
 
 
 def exponential(interval: Interval | None) -> Interval | None:
@@ -437,7 +339,7 @@ def exponential(interval: Interval | None) -> Interval | None:
 def share_interval(
     part: Array,
     total: Array,
-    prompt_sets: Sequence[str] | None = None,
+    prompt_sets: Sequence[str] = (),
     *,
     tokens: Array | None = None,
     weights: Weights = None,
@@ -449,7 +351,7 @@ def share_interval(
 
     Args:
         part, total: [prompt].
-        prompt_sets: the set of each prompt; one set if None.
+        prompt_sets: the set of each prompt in a workload, with `tokens`; else they are of one set.
         tokens: [prompt] for a workload's share, in which sets count by their weights, whatever
             their number of tokens: both sums are per token of the workload.
         weights: of the sets in a workload, equal if None.
@@ -458,26 +360,30 @@ def share_interval(
         None with too few prompts, and where the share is 0 / 0. A share of exactly 0 or 1, on
         which all prompts agree, has an interval without width.
     """
-    sets = ("",) * len(total) if prompt_sets is None else tuple(prompt_sets)
-    factors = np.ones(len(total)) if tokens is None else token_weights(sets, tokens, weights)
-    share, counts = ratio(factors * part, factors * total, sets), (part, total - part)
-    if share.value in (0.0, 1.0) or math.isnan(share.value):
-        return share.interval()
+    counts = np.stack([part, total - part])
     if tokens is None:
-        sums = [Estimate(float(n.sum()), n.sum() - n, n, sets) for n in counts]
+        totals = counts.sum(axis=1)
+        sums = Estimate(totals, totals[:, None] - counts, total, ("",) * len(total))
     else:  # a set keeps its weight where one of its prompts is left out
-        sums = [workload_ratio(n, tokens, sets, weights) for n in counts]
+        sums = workload_ratio(counts, tokens, prompt_sets, weights)
+        counts = counts * token_weights(prompt_sets, tokens, weights)
+    both = float(sums.value.sum())
+    if not both:
+        return None
+    share, rounding = float(sums.value[0]) / both, ZERO * both
+    if share in (0.0, 1.0):
+        known = enough_prompts(sums.prompt_sets) and sums.without.sum(axis=0).min() > rounding
+        return Interval(share, share) if known else None
     # Where one prompt holds all that was rejected (or accepted), half the smallest count of any
     # prompt keeps odds finite without it.
-    scaled, total_sum = factors * np.stack(counts), sums[0].value + sums[1].value
-    alone = min(each.without.min() for each in sums) <= ZERO * total_sum
-    half = 0.5 * float(scaled[scaled > 0.0].min()) if alone else 0.0
-    odds = [replace(n, value=n.value + half, without=n.without + half) for n in sums]
-    log_odds = (odds[0].log() - odds[1].log()).interval()
+    half = 0.5 * counts[counts > 0.0].min() if sums.without.min() <= rounding else 0.0
+    logs = replace(sums, value=sums.value + half, without=sums.without + half).log()
+    value, without = (each[0] - each[1] for each in (logs.value, logs.without))
+    log_odds = replace(logs, value=value, without=without).interval()
     if log_odds is None:
         return None
     lo, hi = (float(expit(bound)) for bound in log_odds)
-    return Interval(min(lo, share.value), max(hi, share.value))
+    return Interval(min(lo, share), max(hi, share))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -11,44 +11,35 @@ w the weights of the prompt sets, and s and p the seconds of a measured pair, th
     L = -ln(sum over sets of w x sum r / sum T) - g,  g = mean of ln(s / r) - ln(p / T),
 
 the first term over all prompts, g over the measured pairs, which count by r / T, the cost of a
-token of their text: a round that accepts much may cost more. An error of R is in both terms and
-cancels. Both sides of g are winsorised, each by itself, so that a few disturbed generations do not
-move it and what disturbs one side of a pair does not discard the other: what counts as far is the
-distance from the median of the pairs around it, so that drift, which both sides have in common, is
-kept. The values are then spread by Dixon and Tukey's factor ("Approximate behavior of the
-distribution of winsorized t", 1968), so that their mean has the error of g.
+token of their text. An error of R is in both terms and cancels. Without measured pairs L is the
+first term alone, of seconds that were predicted or, at every K, measured.
 
-The variance is the jackknife's of L over prompts. It takes the pairs for independent, and a machine
-drifts: where the means of contiguous blocks of time vary significantly more than that, they give
-the variance of g. Either holds the scatter of the pairs, so one of them counts and not their sum.
-The larger of the two would be too large where nothing drifts, since the blocks are few.
+The error of L is the jackknife's over prompts, and that of timing (`Workload.timing`). Both sides
+of g are winsorised next to the pairs around them (`spread_winsorised`). Where a machine drifts, so
+that contiguous blocks of time vary significantly more than independent pairs would, the variance of
+g is that of the blocks.
 
-Without measured pairs L is the first term alone, of seconds that were predicted or, at every K,
-measured. Its errors are then those of the prompts, of the visits that timed the rounds, which the
-candidates of one draft share, and whatever else all of them share.
+A lower bound holds for all candidates at once: it is so many standard errors below L as the largest
+of their errors exceeds with the chance of an error, by draws with the jackknife's covariance. What
+candidates share (g, and most of what prompts do) is no part of the choice, hence these are few more
+standard errors than Student's. Candidates that are clearly worse than the chosen one do not count
+(as in Hansen, "A test for superior predictive ability", 2005). Times are skew, so that L is too
+high where its error looks small: see `jackknife.skew_term`. An upper bound is Student's, since a
+choice and skew times err upwards.
 
-The candidate is chosen by what is then reported. A lower bound holds for all candidates at once: it
-is so many standard errors below L as the largest of their errors exceeds with the chance of an
-error, by draws with the jackknife's covariance. What candidates share (g, and most of what prompts
-do) is no part of the choice, hence these are few more standard errors than Student's. Those that
-are clearly worse than the chosen one do not count (as in Hansen, "A test for superior predictive
-ability", 2005). Times are skew, so that L is too high where its error looks small; the bound is
-further off by Johnson's term (`jackknife.skew_term`). An upper bound is Student's, for a choice and
-skew times err upwards.
+Looks at a run that goes on share the error as Lan and DeMets spend it ("Discrete sequential
+boundaries for clinical trials", 1983), with the square of the share of pairs (Kim and DeMets,
+"Design and analysis of group sequential tests based on the type I error spending rate function",
+1987). The replayed prompts are known at the first look, so the looks are more alike than the bounds
+assume, which is on the safe side. Intervals hold the truth at all looks together (Jennison and
+Turnbull, "Interim analyses: the repeated confidence interval approach", 1989).
 
-A run is looked at while it goes on. The looks share the error as Lan and DeMets spend it ("Discrete
-sequential boundaries for clinical trials", 1983), with the square of the share of pairs (Kim and
-DeMets, "Design and analysis of group sequential tests based on the type I error spending rate
-function", 1987): a clear gain is found at the first look, where O'Brien and Fleming's function lets
-through none. The replayed prompts are known at the first look, so that looks are more alike than
-the bounds assume; they are on the safe side. An interval is one of a sequence that holds the truth
-at every look with its level (Jennison and Turnbull, "Interim analyses: the repeated confidence
-interval approach", 1989).
+What else was tried, and how often these bounds err: docs/decisions/0018 and 0030.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -67,8 +58,6 @@ from harness.stats.jackknife import (
     independent_errors,
     joined,
     left_out_variance,
-    prompt_errors,
-    prompt_variance,
     skew_term,
 )
 from harness.stats.workload import Workload
@@ -104,13 +93,13 @@ NODES, REACH = 240, 12.0
 class Pairs:
     """A candidate and plain decoding, measured next to one another, in the order of time."""
 
+    prompts: tuple[Hashable, ...]  # [pair] by name, in the workload (`Workload.names`) or not
     seconds: Array  # [pair] of the candidate
     # [pair] of its rounds, in plain tokens, by the round times that predict the workload
     cost: Array
     # plain_s, plain_tokens: [pair] of plain decoding
     plain_s: Array
     plain_tokens: Array
-    looks: tuple[float, ...] = (1.0,)  # share of the planned pairs at each look so far
 
     @property
     def sides(self) -> tuple[Array, Array]:
@@ -146,18 +135,16 @@ class TwoPhase:
     named: int  # the candidate that was measured, or is the best of all
     scores: Array  # [candidate] of all prompts, at the price that was measured of the named one
     optimism: float  # what the choice of the named one adds to its score on average
-    # Of the scores; those of other candidates with the error of their relative price
-    variances: Variance
-    # timing, prompts: the parts of the named one's that more pairs or visits on the same prompts
-    # would lower, and that more prompts would
-    timing: Variance
+    # prompts, timing: [candidate] the parts of the scores' variances that more prompts would lower,
+    # and that more pairs or visits on the same prompts would; of candidates other than the named
+    # one with the error of their relative price
     prompts: Variance
-    # [candidate, candidate] of the scores' errors, those of relative prices left out
-    covariance: Array
-    errors: Array  # [prompt] of the named one's score, independent parts
+    timing: Variance
+    # [candidate, part] independent parts of the scores' errors, those of relative prices left out
+    errors: Array
+    by_prompt: Array  # of the named one's errors, those of each prompt
     number: int  # of prompts replayed
-    looks: tuple[float, ...]  # so far, as of `Pairs`
-    measured: bool  # whether by pairs
+    looks: tuple[float, ...]  # so far, share of all that is measured at each
     seed: int  # of the draws
 
     @property
@@ -171,37 +158,51 @@ class TwoPhase:
         return math.exp(self.score)
 
     @property
+    def chance(self) -> float:
+        """The chance that the named candidate gains, by Student's distribution around its score."""
+        deviation = math.sqrt(float(self.variance.value))
+        if deviation == 0.0:
+            return float(self.score > 0.0)
+        return float(stdtr(float(self.variance.degrees), self.score / deviation))
+
+    @property
+    def variances(self) -> Variance:
+        """The variances of the scores, [candidate]."""
+        return joined([self.prompts, self.timing])
+
+    @property
     def variance(self) -> Variance:
         """The variance of the logarithm of the named candidate's speedup."""
-        return _of(self.variances, self.named)
+        return self.of_named(self.variances)
+
+    def of_named(self, variances: Variance) -> Variance:
+        """The named candidate's of such variances."""
+        return Variance(*(np.asarray(each[self.named]) for each in variances))
 
     def interval(self, level: float) -> Interval:
         """The interval of the named candidate's speedup; its level is of all looks."""
         error = nominal_error((1.0 - level) / 2.0, self.looks)
         value, deviation = self.scores[self.named], math.sqrt(float(self.variance.value))
         degrees = float(self.variance.degrees)
-        rivals = self._rivals()
-        lower = largest_quantile(self.covariance[np.ix_(rivals, rivals)], degrees, error, self.seed)
-        lower += float(skew_term(self.errors, self.variance.value, self.number, lower))
+        # The named candidate's rivals are those that are not clearly worse, itself among them
+        between = ((self.errors - self.errors[self.named]) ** 2).sum(axis=1)
+        rivals = self.errors[value - self.scores <= CLEARLY * np.sqrt(between)]
+        lower = largest_quantile(rivals @ rivals.T, degrees, error, self.seed)
+        lower += float(skew_term(self.by_prompt, self.variance.value, self.number, lower))
         upper = -float(stdtrit(degrees, error))
         return Interval(_speedup(value - lower * deviation), _speedup(value + upper * deviation))
-
-    def _rivals(self) -> Index:
-        """The candidates that may have been named instead: not clearly worse than the named one."""
-        variances, named = np.diagonal(self.covariance), self.named
-        between = variances + variances[named] - 2.0 * self.covariance[named]
-        behind = self.scores[named] - self.scores
-        return np.flatnonzero(behind <= CLEARLY * np.sqrt(np.maximum(between, 0.0)))
 
     def ceiling(self, level: float) -> float:
         """The largest upper bound of any candidate's speedup."""
         error = nominal_error((1.0 - level) / 2.0, self.looks)
-        upper = -stdtrit(self.variances.degrees, error) * np.sqrt(self.variances.value)
+        variances = self.variances
+        upper = -stdtrit(variances.degrees, error) * np.sqrt(variances.value)
         return _speedup(float((self.scores + upper).max()))
 
     def on_these_prompts(self) -> Interval:
         """The interval on the prompts of the run: the error of timing alone."""
-        value, half = self.scores[self.named], float(half_width(self.timing, CONFIDENCE))
+        half = float(half_width(self.of_named(self.timing), CONFIDENCE))
+        value = self.scores[self.named]
         return Interval(_speedup(value - half), _speedup(value + half))
 
 
@@ -213,7 +214,6 @@ def _speedup(log: float) -> float:
 def two_phase(
     workload: Workload,
     pairs: Pairs | None = None,
-    prompts: Index | None = None,
     *,
     candidate: int | None = None,
     alike: Sequence[bool] | None = None,
@@ -225,93 +225,60 @@ def two_phase(
     Args:
         workload: seconds of every candidate, predicted from replayed rounds where there are pairs.
         pairs: of one of them, which was chosen on this workload or on one that holds it.
-        prompts: [pair] the prompt's position in the workload, or a number of its own beyond.
         candidate: its position in the workload; None for the best.
         alike: [candidate] True where its rounds were timed with the named one's; None for all.
-        looks: so far; pairs have their own.
+        looks: the share of all that is measured at each look so far.
         seed: of the draws.
     """
-    if not enough_prompts(workload.prompt_sets):
+    logs = workload.log_speedups
+    if not enough_prompts(logs.prompt_sets):
         return None
-    scores, (rounds, of_rounds) = workload.log_speedups(), _rounds_errors(workload)
-    named = int(scores.argmax()) if candidate is None else candidate
-    number, optimism_of = len(workload.prompt_sets), rounds @ rounds.T
-    if pairs is not None and prompts is not None:
-        if len(set(prompts.tolist())) < MIN_MEASURED:
-            return None
-        price = _Price.of(pairs, prompts)
-        same = np.ones(len(scores)) if alike is None else np.array(alike, dtype=np.float64)
-        errors = _errors_beside(rounds, prompts, price, same)
-        without_price = (errors**2).sum(axis=1) - same * float(price.by_prompts.value)
-        prices, timing, looks = same * price.mean, price.variance, pairs.looks
-        of_prompts = Variance(np.maximum(without_price, 0.0), of_rounds.degrees)
-        measured = Variance(same * timing.value, timing.degrees + 0.0 * same)
-        parts = [of_prompts, measured, _timing_beside(workload, named, same)]
-        covariance = errors @ errors.T + _drift_beside(workload, price, same)
-    else:  # errors of timing as the workload's visits and shared errors have them
-        errors, of_prompts, prices = rounds, of_rounds, 0.0
-        by_timing, own = workload.timing_errors()
-        covariance = rounds @ rounds.T + by_timing @ by_timing.T
-        covariance += np.diag(np.full(len(scores), own))
-        parts = [of_rounds, workload.timing_variance()]
-        timing, optimism_of = _of(parts[1], named), covariance
-    return TwoPhase(
+    if pairs is not None and len({*pairs.prompts}) < MIN_MEASURED:
+        return None
+    named = int(logs.value.argmax()) if candidate is None else candidate
+    # Optimism is that of rounds alone where pairs measure what they cost
+    by_choice = workload.errors if pairs is None else logs.errors
+    fit = TwoPhase(
         named=named,
-        scores=scores - prices,
-        optimism=_optimism(scores, optimism_of, seed),
-        variances=joined(parts),
-        timing=timing,
-        prompts=_of(of_prompts, named),
-        covariance=covariance,
-        errors=errors[named],
-        number=number,
+        scores=logs.value,
+        optimism=_optimism(logs.value, by_choice @ by_choice.T, seed),
+        prompts=workload.prompt_variance(),
+        timing=workload.timing_variance(),
+        errors=workload.errors,
+        by_prompt=logs.errors[named],
+        number=len(logs.prompt_sets),
         looks=looks,
-        measured=pairs is not None,
         seed=seed,
     )
+    if pairs is None:
+        return fit
+    same = np.ones(len(logs.value)) if alike is None else np.array(alike, dtype=np.float64)
+    return _at_measured_price(fit, workload, pairs, same)
 
 
-def _errors_beside(rounds: Array, prompts: Index, price: "_Price", same: Array) -> Array:
-    """The errors of log speedups by prompt, [candidate, prompt], those of measured prices too."""
-    number = rounds.shape[1]
-    errors = np.zeros((len(rounds), max(number, int(prompts.max()) + 1)))
-    errors[:, :number] = rounds
-    errors[:, price.prompts] -= same[:, None] * price.errors
-    return errors
-
-
-def _drift_beside(workload: Workload, price: "_Price", same: Array) -> Array:
-    """The covariance that drift adds to errors which hold the scatter of the pairs already.
-
-    Of those that the pairs do not price it is that of their own round times.
-    """
-    drift = float(price.variance.value - price.by_prompts.value)
-    by_timing = (1.0 - same)[:, None] * workload.timing_errors()[0]
-    return drift * np.outer(same, same) + by_timing @ by_timing.T
-
-
-def _timing_beside(workload: Workload, named: int, same: Array) -> Variance:
-    """The variance of each candidate's price, [candidate].
-
-    Next to the named one's, whose own is measured, where it was timed with it; else all of it.
-    """
-    relative, whole = workload.timing_variance(named), workload.timing_variance()
-    pairs = zip(relative, whole, strict=True)
-    return Variance(*(np.where(same > 0.0, one, other) for one, other in pairs))
-
-
-def _of(variances: Variance, candidate: int) -> Variance:
-    """The variance of one candidate's."""
-    return Variance(*(np.asarray(each[candidate]) for each in variances))
-
-
-def _rounds_errors(workload: Workload) -> tuple[Array, Variance]:
-    """The jackknife's errors of each candidate's log speedup by prompt, [candidate, prompt].
-
-    They are independent, and their squares sum to the variance, which has its own degrees.
-    """
-    without, sets = workload.without, workload.prompt_sets
-    return prompt_errors(without, sets), prompt_variance(without, sets, workload.baseline_tokens)
+def _at_measured_price(fit: TwoPhase, workload: Workload, pairs: Pairs, same: Array) -> TwoPhase:
+    """The outcome with g; [candidate] `same` is 1.0 for those whose rounds it prices, else 0.0."""
+    names = [*dict.fromkeys([*(workload.names or range(fit.number)), *pairs.prompts])]
+    place = {name: row for row, name in enumerate(names)}
+    price = _Price.of(pairs, np.array([place[name] for name in pairs.prompts]))
+    rounds = workload.log_speedups.errors
+    by_prompt = np.pad(rounds, ((0, 0), (0, len(names) - fit.number)))  # measured ones beyond it
+    by_prompt[:, price.prompts] -= np.outer(same, price.errors)
+    without_price = (by_prompt**2).sum(axis=1) - same * price.by_prompts.value
+    # Its variance, and where the candidates were timed together that of their relative prices
+    timing = Variance(same * price.variance.value, price.variance.degrees + 0.0 * same)
+    relative = workload.timing_variance(fit.named, same)
+    # What drift adds to the scatter of the pairs; of the others their own round times
+    drift = np.sqrt(price.variance.value - price.by_prompts.value) * same
+    others = [(1.0 - same)[:, None] * error.moves for error in workload.timing]
+    return replace(
+        fit,
+        scores=fit.scores - same * price.mean,
+        prompts=Variance(np.maximum(without_price, 0.0), fit.prompts.degrees),
+        timing=joined([timing, relative]),
+        errors=np.hstack([by_prompt, drift[:, None], *others]),
+        by_prompt=by_prompt[fit.named],
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,43 +290,37 @@ class _Price:
     prompts: Index
     errors: Array
     by_prompts: Variance  # the variance of g by the prompts' jackknife
-    by_blocks: Variance  # by that of blocks of time
+    variance: Variance  # by that of blocks of time where the machine drifts, by prompts elsewhere
 
     @classmethod
     def of(cls, pairs: Pairs, prompts: Index) -> "_Price":
-        """The winsorised mean of the pairs and its errors."""
+        """The winsorised mean of the pairs, which are of these prompts, and its errors."""
         values = pairs.log_prices
         measured, place = np.unique(prompts, return_inverse=True)
         without, sizes = _without_groups(values, place, pairs.weights)
+        value, degrees = left_out_variance(without, sizes)
         # Values that are winsorised add no freedom; each side has its own
         kept = max(1.0, len(sizes) - 2 * int(WINSORISED * len(sizes)) - 1.0)
         sides = joined(Variance(side.var(), np.array(kept)) for side in pairs.sides)
-        by_prompts = left_out_variance(without, sizes)
-        degrees = np.minimum(sides.degrees, by_prompts.degrees)
-        by_prompts = by_prompts._replace(degrees=degrees)
+        by_prompts = Variance(value, np.minimum(sides.degrees, degrees))
         blocks = min(BLOCKS, len(values))
         block = np.arange(len(values)) * blocks // len(values)
         by_blocks = left_out_variance(*_without_groups(values, block, pairs.weights))
-        errors = independent_errors(without)
-        return cls(pairs.log_price, measured, errors, by_prompts, by_blocks)
-
-    @property
-    def variance(self) -> Variance:
-        """The variance by blocks of time where the machine drifts, by prompts elsewhere."""
-        blocks, prompts = self.by_blocks, self.by_prompts
-        if blocks.value <= prompts.value or prompts.value == 0.0:
-            return prompts if prompts.value > 0.0 else blocks
-        chance = fdtrc(blocks.degrees, prompts.degrees, blocks.value / prompts.value)
-        return blocks if chance < DRIFTS else prompts
+        larger = by_blocks.value > value
+        if larger and value > 0.0:
+            larger = fdtrc(by_blocks.degrees, by_prompts.degrees, by_blocks.value / value) < DRIFTS
+        variance = by_blocks if larger else by_prompts
+        return cls(pairs.log_price, measured, independent_errors(without), by_prompts, variance)
 
 
 def spread_winsorised(values: Array, share: float = WINSORISED) -> Array:
-    """Values in order of time, winsorised next to their neighbours.
+    """Values in order of time, winsorised by their distance from the median of those around them.
 
-    Their mean errs as the winsorised mean does; `share` is that at either end.
+    So drift is kept, and a few disturbed values do not move the mean. They are spread, so that
+    their mean errs as a winsorised mean does; `share` is that at either end.
 
-    Source: Dixon and Tukey, 1968: the winsorised values' standard error times (n - 1) / (h - 1),
-    h of n values being left as they are.
+    Source: Dixon and Tukey, "Approximate behavior of the distribution of winsorized t", 1968: the
+    winsorised values' standard error times (n - 1) / (h - 1), h of n values being left as they are.
     """
     number = len(values)
     width, cut = min(NEIGHBOURS, number), int(share * number)
@@ -498,5 +459,5 @@ def most_measured(replayed: int) -> int:
 
 
 def look_shares(look: int) -> tuple[float, ...]:
-    """The looks so far, as `Pairs` has them: so many of LOOKS, each after as many more pairs."""
+    """The shares of all that is measured at the looks so far; LOOKS are of one size."""
     return tuple((each + 1) / LOOKS for each in range(look))

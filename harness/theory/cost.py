@@ -92,7 +92,6 @@ class Estimate:
     high_s: float
     low_usd: float
     high_usd: float
-    price_per_hour: float
 
 
 def pair_forwards(
@@ -180,5 +179,4 @@ def estimate(
         high_s=high,
         low_usd=money(low, price),
         high_usd=money(high, price),
-        price_per_hour=price,
     )

@@ -27,17 +27,18 @@ def _run_verdict(run: ComparedRun) -> str:
     if run.outcome is not None:
         bound = "ratio" if no_interval else "whole interval"
         outcome = OUTCOMES[run.outcome].format(bound=bound, threshold=run.threshold) + ": "
-    workload = f"{row.prompt_set} prompts"
-    if row.prompt_set in (None, "all"):  # a run's own answer is of all that it has
-        workload = "all prompts that both have"
+    workload = fmt.number_of(row.prompts or 0, "prompt", "prompts")
+    if row.prompt_set not in (None, "all"):  # a run's own answer is of all that it has
+        workload = f"{workload} of {row.prompt_set}"
     cells = ""
     if run.cells:
         differing = f"{run.differing} of {run.cells} cells differ"
         cells = f"; {differing if run.differing else 'no cell differs'} significantly"
-    ratio = fmt.gain(row, "speedup_ratio")
+    interval = ""
+    if not no_interval:
+        interval = f" ({fmt.decimal(row.speedup_ratio_lo)} to {fmt.decimal(row.speedup_ratio_hi)})"
     return (
-        f"{outcome}{row.reference} gains {fmt.speedup(row.reference_speedup)} and {run.name}"
-        f" {fmt.speedup(row.speedup)} ({workload}, temperature"
-        f" {fmt.temperature(row.temperature)}, K={row.k}; measured): the second / the first is"
-        f" {ratio}{' (no interval)' if no_interval else ''}{cells}."
+        f"{outcome}the speedup of {run.name} is {fmt.decimal(row.speedup_ratio)} times that of"
+        f" {row.reference}{interval or ' (no interval)'}, measured on {workload} that both have at"
+        f" temperature {fmt.temperature(row.temperature)}, K={row.k}{cells}."
     )

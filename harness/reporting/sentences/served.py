@@ -112,11 +112,16 @@ def _servers(started: StartedServers) -> Iterator[str]:
     if others := _listed([f"K={k}" for k in started.ks if k not in started.measured]):
         measured = _listed([f"K={k}" for k in started.measured])
         yield f"Measured on all prompts: {measured}; what is said of {others} is predicted."
-    if left := _listed([f"K={k}" for k in started.asked if k not in started.ks]):
-        yield (
-            f"No server was started at {left}: the search for the fastest K takes speedups to rise"
-            " with K up to it and to fall from there (until=all measures every K)."
-        )
+
+
+def not_tried(served: ServedSummary | None) -> str:
+    """The K that the search for the fastest left out, as a sentence; "" where it left out none."""
+    started = None if served is None else served.servers
+    left = [] if started is None else [f"K={k}" for k in started.asked if k not in started.ks]
+    if not left:
+        return ""
+    was, them = ("was", "it") if len(left) == 1 else ("were", "them")
+    return f"{_listed(left)} {was} not tried: speedups fall towards {them} (until=all tries all)."
 
 
 def _listed(names: Sequence[str]) -> str:

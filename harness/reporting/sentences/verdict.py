@@ -12,13 +12,14 @@ from pathlib import PurePath
 from harness import formatting as fmt
 from harness.analysis.caveats import Quoted
 from harness.analysis.caveats.servers import scores
+from harness.analysis.verdict import MOST_TIMES
 from harness.command_words import as_typed, command, ks_as_typed
 from harness.engine_facts.draft_kinds import kind_of
 from harness.engine_facts.engines import OWN, spec_of
 from harness.records import GREEDY, first
 from harness.reporting import grid, serving_commands
 from harness.reporting.sentences import comparison, plan, running, served
-from harness.summary import Answer, CheckResult, RoundTokens, ServedSummary, Summary, VerdictReason
+from harness.summary import Answer, CheckResult, ServedSummary, Summary, VerdictReason
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
 NO_ADVICE = "Not a recommendation (dummy weights): "
@@ -46,7 +47,7 @@ def of_answers(summary: Summary) -> tuple[str, ...]:
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
     more = [_evidence(summary, shown)]
     if summary.served is not None:
-        more.append(served.under_load(summary.served, shown.answer))
+        more += [served.not_tried(summary.served), served.under_load(summary.served, shown.answer)]
     else:
         more += [SYNTHETIC_ONLY] if synthetic else []
         more += [_no_engine(summary, shown), _other_engine(summary, shown)]
@@ -69,10 +70,9 @@ def _other_engine(summary: Summary, shown: grid.Marked) -> str:
     if other.answer.round is None:
         return ""
     engines = "another engine" if other.every or len(other.servers) > FEW else other.engines
-    draft, _ = other.answer.named
-    same = draft == shown.answer.named[0]
-    pays = cost_that_pays(other.answer, other.answer.round)
-    return f"On {engines} {'it' if same else draft} {pays}."
+    if other.answer.name == shown.answer.name:
+        return f"On {engines} it surely {grid.cost_that_pays(other.answer.round, name_k=False)}."
+    return f"On {engines} {other.answer.named[0]} surely {grid.cost_that_pays(other.answer.round)}."
 
 
 def _no_engine(summary: Summary, shown: grid.Marked) -> str:
@@ -108,7 +108,9 @@ def _other_refusals(summary: Summary, shown: grid.Marked) -> Iterator[str]:
         if reason not in given & OF_THE_RUN:
             given.add(reason)
             where = f"temperature {fmt.temperature(row.temperature)}, {row.engines}"
-            yield f"{_capital(where)}: {grid.words(answer)}; {_reason(answer)}."
+            why = _reason(answer)
+            apart = "." if why[0].isupper() else ":"
+            yield f"{_capital(where)}: {grid.words(answer)}{apart} {why}."
 
 
 def answer_sentence(answer: Answer) -> str:
@@ -124,6 +126,16 @@ def answer_sentence(answer: Answer) -> str:
         return f"{_odds(answer)} {reason}."
     start = {"does_not_pay": "Do not speculate", "not_measured": "Not measured"}
     return f"{start.get(answer.decision, 'Undecided')}: {reason}."
+
+
+def so_far(answer: Answer) -> str:
+    """The answer while its run goes on: without what would decide it, which may follow."""
+    if answer.decision != "undecided":
+        return answer_sentence(answer)
+    if answer.chance is not None and answer.gain is not None:
+        return _odds(answer)
+    known = "" if answer.speedup is None else f" ({fmt.speedup(answer.speedup)})"
+    return f"Undecided: {pair(*answer.named, answer.p_min)}{known}."
 
 
 def pair(draft: str | None, k: int, threshold: float | None = None) -> str:
@@ -156,7 +168,7 @@ def _ties(answer: Answer) -> str:
         names = [f"K={ks[0]} to {ks[-1]}"]
     thresholds = [p_min for each, p_min in alike if each == k and p_min != (answer.p_min or 0.0)]
     names += [f"p_min={p_min:g}" for p_min in thresholds]
-    names += dict.fromkeys(each.draft for each in tied if each.draft != draft)
+    names += dict.fromkeys(f"the draft {each.draft}" for each in tied if each.draft != draft)
     if not names:
         return ""
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
@@ -186,6 +198,8 @@ def _evidence(summary: Summary, shown: grid.Marked) -> str:
     where = ", ".join((_place(summary, answer), load, at))
     if answer.visits is not None:
         where += f" (in {answer.visits.timed} of {answer.visits.asked} visits)"
+    if any(caveat.code == "embedded_models" for caveat in summary.caveats):
+        where = f"with toy models {where}"
     if answer.source != "measured":
         rule = "" if answer.temperature == GREEDY else _rule(answer)
         return f"Predicted by replay{rule} {where}."
@@ -193,10 +207,14 @@ def _evidence(summary: Summary, shown: grid.Marked) -> str:
     named = next((each for each in answer.by_k if each.k == answer.named[1]), None)
     if answer.pairs is None or named is None or named.predicted is None:
         return timed
+    leads = max(answer.by_k, key=lambda each: each.predicted or 0.0)
+    changed = f" K={named.k} led by replay when it was chosen, K={leads.k} does now."
+    part = answer.pairs
+    of_all = f"{part.measured} of " if part.measured < part.prompts else ""
     return (
-        f"{timed} Predicted {fmt.speedup(named.predicted)}; measured on"
-        f" {fmt.number_of(answer.pairs.measured, 'prompt', 'prompts')}, and corrected for choosing"
-        " the best K."
+        f"{timed} Predicted {fmt.speedup(named.predicted)}; measured on {of_all}"
+        f"{fmt.number_of(part.prompts, 'prompt', 'prompts')}, and corrected for choosing"
+        f" K.{'' if leads == named or leads.tied else changed}"
     )
 
 
@@ -210,31 +228,19 @@ def _place(summary: Summary, answer: Answer) -> str:
         return f"at {grid.GIVEN}"
     spec = spec_of(answer.engine)
     if summary.served is not None:
-        return f"on {spec.title}" if spec == OWN else f"on your server ({spec.title})"
+        if spec == OWN or not summary.served.commands:
+            return f"on {spec.title}" if spec == OWN else f"on your server ({spec.title})"
+        wheel = spec.wheel if spec.wheel and summary.served.version.startswith(spec.wheel) else ""
+        return f"on {spec.title}{f' (the Python wheel {wheel})' if wheel else ''}"
     if answer.run is not None:
         return f"on {spec.title}, predicted by the round times of {PurePath(answer.run).name}"
-    if spec != OWN:
-        return f"on {spec.in_headlines}"
-    elsewhere = any(caveat.code == "latency_from" for caveat in summary.caveats)
-    return f"on {spec.title}" if elsewhere else f"on {spec.title} on this machine"
+    return f"on {spec.title if spec == OWN else spec.in_headlines}"
 
 
 def _not_timed(entry: Answer, values: Quoted) -> str:
     if entry.round is None:
         return "nor is it known what its rounds would emit"
-    return f"{_candidate(values)} {cost_that_pays(entry, entry.round)}"
-
-
-def cost_that_pays(answer: Answer, emitted: RoundTokens) -> str:
-    """The cost of a round below which it pays, and that of the engine that was timed.
-
-    "pays if drafting and checking 2 tokens takes less time than 2.30 ordinary tokens (here 1.65)"
-    """
-    drafted = grid.drafted(answer, emitted)
-    return (
-        f"pays if drafting and checking {drafted} takes less time than"
-        f" {fmt.decimal(emitted.pays_below)} ordinary tokens{grid.own_cost(emitted)}"
-    )
+    return f"{_candidate(values)} {grid.cost_that_pays(entry.round, name_k=False)}"
 
 
 def _capital(text: str) -> str:
@@ -298,7 +304,7 @@ def _undecided(why: str, _: Answer, values: Quoted) -> str:
 
 
 def _interval_spans_one(entry: Answer, values: Quoted) -> str:
-    why = "{prompts} prompts do not decide it, nor say how many would"
+    why = f"{{prompts}} prompts do not decide it, nor would {MOST_TIMES} times as many"
     if values["prompts_needed"] is not None:
         why = f"{{prompts}} prompts are too few; try {_prompts_needed(values)} or more"
     return _undecided(why, entry, values)
@@ -311,7 +317,7 @@ def _prompts_needed(values: Quoted) -> str:
 
 
 def _timing_noise(entry: Answer, values: Quoted) -> str:
-    more = " or with more repetitions=" if values["measured"] else ""
+    more = " or raise repetitions=" if values["measured"] else ""
     if values.get("prompts_needed") is not None:
         more += f" or about {_prompts_needed(values)} prompts"
     why = "most of the doubt is timing noise; repeat on a quiet machine" + more

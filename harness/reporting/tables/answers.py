@@ -23,7 +23,7 @@ GRID: tuple[Column[GridRow], ...] = (
 TITLE = "What to serve"
 NO_DRAFT_NOTE = "no draft (...): the speedup is that of what is in brackets, which loses least."
 COST_NOTE = (
-    "A round drafts and checks K tokens; its time is counted in ordinary tokens of that engine."
+    "A round drafts and checks K tokens; its time is counted in plain tokens of that engine."
 )
 
 

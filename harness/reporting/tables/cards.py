@@ -63,11 +63,10 @@ def card_tables(summary: Summary) -> list[Table]:
 
 
 COST_NOTE = (
-    "Time and cost are modelled, not measured. From: every forward at its floor (bytes read /"
-    f" bandwidth); to: {SECONDS_PER_LAYER * 1e3:g} ms a layer, an engine that launches kernels one"
-    f" by one. Both: alpha {ALPHA:g} (assumed), every text as long as its budget,"
-    f" {START_S:.0f} s to start and weights at {LOAD_BYTES_PER_S / 1e9:g} GB/s (assumed)."
-    " Prices: conf/gpu, the card alone."
+    "Modelled. At least: every forward at the card's memory bandwidth; at most:"
+    f" {SECONDS_PER_LAYER * 1e3:g} ms a layer, as where kernels are launched one by one. Assumed:"
+    f" alpha {ALPHA:g}, texts of the whole budget, {START_S:.0f} s to start, weights at"
+    f" {LOAD_BYTES_PER_S / 1e9:g} GB/s, the prices of conf/gpu."
 )
 
 
@@ -75,12 +74,15 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f}" if seconds < 600 else f"{seconds / 60:.0f}"
 
 
+def _too_large(row: Estimate) -> str:
+    return f"does not fit: {fmt.memory(row.needed_bytes)}"
+
+
 COSTS: tuple[Column[Estimate], ...] = (
     Column("card", lambda row: row.card, key=True),
-    Column("needed", lambda row: row.needed_bytes, fmt.memory),
     Column(
         "time",
-        lambda row: (row.low_s, row.low_s, row.high_s) if row.fits else "does not fit",
+        lambda row: (row.low_s, row.low_s, row.high_s) if row.fits else _too_large(row),
         lambda low, _, high: f"{_minutes(low)} to {_minutes(high)} min",
     ),
     Column(
@@ -88,7 +90,6 @@ COSTS: tuple[Column[Estimate], ...] = (
         lambda row: (row.low_usd, row.low_usd, row.high_usd) if row.fits else None,
         lambda low, _, high: f"{fmt.dollars(low)} to {fmt.dollars(high)}",
     ),
-    Column("price an hour", lambda row: row.price_per_hour, fmt.dollars),
 )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from harness import formatting as fmt
 from harness.engine_facts.draft_kinds import DRAFTS, looks_up
-from harness.engine_facts.engines import spec_of
+from harness.engine_facts.engines import OWN, spec_of
 from harness.records import Rule, first, grouped
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, Value, columns_by, table
@@ -174,6 +174,9 @@ def marks_of(
 ) -> dict[str, str]:
     """The marks of drafts that no engine has which accepts by one of these rules."""
     marks: dict[str, str] = {}
+    timed = first(summary.answers, timed=True)
+    if timed is not None and timed.engine not in (None, OWN.name):
+        return marks  # all of them ran there
     for draft in (row.draft for row in rows if row.draft is not None):
         if grid.engines_with(summary, draft, temperature, rules) == ():
             elsewhere = grid.engines_with(summary, draft, temperature)
