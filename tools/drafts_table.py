@@ -26,7 +26,7 @@ ENTRIES: dict[DraftKind, str] = {
     "ngram_simple": "`ngram_simple`, K of 2 or more",
     "ngram_simple_1": "`ngram_simple_1`",
     "ngram_simple_12": "`ngram_simple_12`, K of 12 or more",
-    "ngram_mod": "`ngram_mod` (server with `score=false`)",
+    "ngram_mod": "`ngram_mod` (server with `score=false`, audition of files)",
     "early_exit": "`early_exit@layers:4`",
     "copy": "`bf16`; with `pip install .[quantization]` also `int8`, `int4`",
 }

@@ -15,7 +15,7 @@ import torch
 from harness import formatting as fmt
 from harness.analysis.served_audition import FINALISTS
 from harness.commands.run_time import about
-from harness.commands.server_plan import Pace, machine_pace
+from harness.commands.server_plan import REQUEST_S, Pace, machine_pace
 from harness.commands.tasks import EncodedPrompt
 from harness.config import AuditionConfig, ModelConf, ServerConfig
 from harness.models.gguf_file import read_model
@@ -31,8 +31,6 @@ LOOKUP_PROMPTS, LOOKUP_KS = 4, 2
 OFF_TEXT = 0.5
 # A server's memory / the bytes of its files
 OVERHEAD = 1.2
-# Seconds that a server takes to start at least, and a request besides its tokens
-LEAST_START_S, REQUEST_S = 1.5, 0.006
 
 
 def timed_lengths(ks: Sequence[int]) -> list[int]:
@@ -103,12 +101,12 @@ def audition_time(
     drafts: dict[str, float] = {}
     for name, pair in pairs.items():
         if not pair.draft.spec.replayed:
-            drafts[name] = max(LEAST_START_S, target.start_s) + 2.0 * texts_s(target)
+            drafts[name] = target.start_s + 2.0 * texts_s(target)
             continue
         if pair.draft.spec.looks_up:
             few = sorted(lengths)[:LOOKUP_PROMPTS]
             each_s = sum(target.request_s(length, 1.5 * new) for length in few)
-            started = LOOKUP_KS * max(LEAST_START_S, target.start_s)
+            started = LOOKUP_KS * target.start_s
             drafts[name] = started + (1 + LOOKUP_KS) * each_s
             continue
         pace = machine_pace(replace(pair, model=_as_target(pair.draft)))
@@ -117,11 +115,11 @@ def audition_time(
         scored = sum(pace.request_s(length, steps) for length in lengths)
         timed = timed_lengths(config.speculative_ks)
         rounds = VISITS * sum(_rounds_s(target, pace, n, config) for n in timed)
-        starts = sum(max(LEAST_START_S, each) for each in (pace.start_s, target.start_s))
+        starts = pace.start_s + target.start_s
         asked = REQUEST_S * steps * len(lengths)
         drafts[name] = pace.start_s + starts + scored + asked + rounds
-    started = max(LEAST_START_S, target.start_s)
-    measuring = started + 2.0 * (texts_s(target) + REQUEST_S * len(lengths))
+    started = target.start_s
+    measuring = started + 2.0 * texts_s(target)
     replayed = sum(pair.draft.spec.replayed for pair in pairs.values())
     finalists = min(FINALISTS, replayed)
     return AuditionTime(started + texts_s(target), drafts, measuring, finalists)

@@ -48,6 +48,8 @@ SLOWER = 2.0
 SHORT_TEXT, FEW_PROMPTS = 64, 12
 # Tokens that a server is warmed up with, and that its pace is read off
 WARM_TOKENS = 8
+# Seconds that a server takes to start at least, an emitted token at least, and a request besides
+LEAST_START_S, LEAST_TOKEN_S, REQUEST_S = 1.5, 4e-4, 0.006
 # Bytes a second of a disk
 READ_FROM_DISK = 5e8
 # Of the budget, what the requests that choose a K may take, and what is planned for of it, for a
@@ -59,15 +61,19 @@ DRAFT_SHARE = 0.35
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a plain server: to start, for a token of a prompt, for an emitted token."""
+    """Seconds of a plain server: to start, for a token of a prompt, for an emitted token.
+
+    `asking_s` is what a request takes besides its tokens.
+    """
 
     start_s: float
     prompt_token_s: float
     token_s: float
+    asking_s: float = 0.0
 
     def request_s(self, prompt_tokens: float, new_tokens: float) -> float:
         """Seconds of a request that is decoded plainly."""
-        return prompt_tokens * self.prompt_token_s + new_tokens * self.token_s
+        return self.asking_s + prompt_tokens * self.prompt_token_s + new_tokens * self.token_s
 
     def task_s(self, task: ServerTask, new_tokens: int) -> float:
         """Seconds of a task, before any request of its K is timed."""
@@ -136,9 +142,10 @@ def machine_pace(config: ServerConfig) -> Pace | None:
         parameters = need.weight_bytes / need.dtype.itemsize
     machine, operations = this_machine(config.threads), 2 * parameters
     return Pace(
-        read_bytes / READ_FROM_DISK,
+        max(LEAST_START_S, read_bytes / READ_FROM_DISK),
         operations / (1e12 * machine.bf16_tflops),
-        read_bytes / (1e9 * machine.bandwidth_gb_s),
+        max(LEAST_TOKEN_S, read_bytes / (1e9 * machine.bandwidth_gb_s)),
+        REQUEST_S,
     )
 
 

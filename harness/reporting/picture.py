@@ -122,7 +122,7 @@ def sets_apart(summary: Summary) -> tuple[str, ...]:
     if shown is None or len(sets) < 2 or all(each.decision == "undecided" for each in sets):
         return ()
     return tuple(
-        f"Only {answer.prompt_set}: {grid.words(answer)}."
+        f"On {answer.prompt_set} prompts alone: {grid.words(answer)}."
         for answer in sets
         if answer.decision != shown.answer.decision
     )

@@ -38,7 +38,8 @@ def _run_verdict(run: ComparedRun) -> str:
     if not no_interval:
         interval = f" ({fmt.decimal(row.speedup_ratio_lo)} to {fmt.decimal(row.speedup_ratio_hi)})"
     return (
-        f"{outcome}the speedup of {run.name} is {fmt.decimal(row.speedup_ratio)} times that of"
-        f" {row.reference}{interval or ' (no interval)'}, measured on {workload} that both have at"
+        f"{f'{outcome}the' if outcome else 'The'} speedup of {run.name} is"
+        f" {fmt.decimal(row.speedup_ratio)} times that of {row.reference}"
+        f"{interval or ' (no interval)'}, measured on {workload} that both have at"
         f" temperature {fmt.temperature(row.temperature)}, K={row.k}{cells}."
     )
