@@ -1142,7 +1142,7 @@ def with_lines(stored: StoredRun) -> Summary:
         (LOSES, "vllm serve T"),
         (
             {"decision": "undecided", "k": 0, "reason_values": {"k": 2}},
-            "# until it is decided\nvllm serve T\n# to try K=2\nvllm serve T --two",
+            "# without a draft\nvllm serve T\n# to try K=2\nvllm serve T --two",
         ),
         ({"decision": "undecided", "k": 0, "reason_values": {}}, "vllm serve T"),
     ],

@@ -28,7 +28,7 @@ from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, decide, in_
 from harness.engine_facts.engines import OWN
 from harness.records import Rule, Source
 from harness.stats.jackknife import ZERO, Weights, exponential, workload_ratio
-from harness.summary import Answer, Doubt, Explanation, Factor, RoundTokens, Visits
+from harness.summary import Answer, Doubt, Explanation, Factor, RoundTokens, Values, Visits
 
 # Of a round, in plain tokens: see above
 LEAST_COST = 1.0
@@ -123,10 +123,21 @@ def answered(
 
 
 def with_round_tokens(answer: Answer, predicted: Predicted, shares: Weights) -> Answer:
-    """An answer of our own loop, with what a round of its draft emits and costs at every K."""
+    """An answer of our own loop, with what a round of its draft emits and costs at every K.
+
+    A round costs what the speedup of its K says, which may be measured: by tokens per round.
+    """
     part = _only(answer.prompt_set, predicted, shares)
+    if part is None:
+        return replace(answer, rounds=())
     named = Candidate(answer.named[0] or "", answer.named[1], answer.named_p_min or 0.0)
-    return replace(answer, rounds=() if part is None else _rounds(*part, named))
+    known = {each.name: each.speedup for each in answer.candidates}
+    rounds = tuple(
+        each if speedup is None else replace(each, own_cost=each.tokens_per_round / speedup)
+        for each in _rounds(*part, named)
+        for speedup in [known.get((named.draft, each.k, named.p_min or None))]
+    )
+    return replace(answer, rounds=rounds)
 
 
 def carried_over(
@@ -159,7 +170,11 @@ def carried_over(
     named = Candidate(draft or "", k, answer.named_p_min or 0.0)
     if named not in gains:
         named = max(gains, key=gains.__getitem__)
-    rounds, values = _rounds(*part, named), {"draft": named.draft, "k": named.k}
+    values: Values = {"draft": named.draft, "k": named.k}
+    rounds = _rounds(*part, named)
+    if named == (draft, k, answer.named_p_min or 0.0):  # there a round costs what it costs
+        costs = {each.k: each.own_cost for each in answer.rounds}
+        rounds = tuple(replace(r, own_cost=costs.get(r.k, r.own_cost)) for r in rounds)
     values |= {"p_min": named.p_min} if named.p_min else {}
     made = replace(unknown, rounds=rounds, reason_values=values)
     highest = [entry.tokens_per_round_hi for entry in rounds]

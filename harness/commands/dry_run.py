@@ -122,7 +122,7 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     if config.until == "decided":
         generations = (
             f"at most {generations}, {len(tasks.texts)} of them in batches; short texts are"
-            f" repeated until each cell has {CELL_S:g} s, at most {tasks.repeats:,} times"
+            f" repeated until each cell has {CELL_S:g} s ({tasks.repeats:,} more at most)"
         )
         measured = most_measured(len(prompts))
         others = f"; other K: {PROMPTS_OF_EVERY_K} prompts of each set" if ks[2:] else ""
@@ -180,7 +180,7 @@ def print_server(
             " that is told to reject every draft"
         )
     rows: Rows = {
-        "engine": f"{config.engine}, {'started here' if config.url is None else 'running'}",
+        "engine": f"{config.engine}, {'to be started here' if config.url is None else 'running'}",
         **states,
         **({"not used with url=": ", ".join(config.not_with_url)} if config.not_with_url else {}),
         "servers": servers,
@@ -193,7 +193,7 @@ def print_server(
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
     }
     # On machines that are not known here, or on this one, which costs nothing
-    if config.gpu is None:
+    if config.gpu is None and "not on this machine" not in states:
         rows |= _time_here(config, turns, synthetic=synthetic)
     if config.url is not None or config.gpu is None:
         _print_run(config, [config.draft], rows)

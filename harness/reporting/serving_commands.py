@@ -191,7 +191,7 @@ def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) ->
         notes += [_measured(answer, served), _requests(pasted), *_only_here(served, answer)]
         title, heads = f"{title}{_known_k(answer)}", {answer.k: ""}
     elif answer.decision == "undecided" and best and not changed:
-        heads = {0: "# until it is decided\n"}
+        heads = {0: "# without a draft\n"}
         heads |= {best: f"# to try K={best}\n"} if best in commands else {}
     else:
         title = f"{title}, without a draft"
@@ -263,7 +263,7 @@ def _engine_snippet(summary: Summary, own: Answer, server: str) -> Snippet:
         if answer.decision == "undecided" and answer.timed and served.kind in engine.lines:
             tried = engine.lines[served.kind].line(served)
             named = f"K={served.k}" + (f" and p_min={served.p_min:g}" if served.p_min else "")
-            code = f"# until it is decided\n{made.code}\n# to try {named}\n{tried}"
+            code = f"# without a draft\n{made.code}\n# to try {named}\n{tried}"
             made = replace(made, title=title, code=code)
         if measure:
             made = replace(made, title=title, measure=measure, then=UNTIL_THEN)

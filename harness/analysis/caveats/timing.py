@@ -142,9 +142,9 @@ def _say_plain_tokens_unlike(values: Quoted) -> str:
             " compare; time them again on a quiet machine"
         )
     return (
-        f"at temperature {values['temperature']:g} the target's plain token took {values['times']}"
-        f" and its bare step {fmt.in_ms(values['step_s'])} ms, the same work: the machine was not"
-        " equally fast, so predictions may be off; time it again on a quiet machine"
+        f"at temperature {values['temperature']:g} a plain token took {values['times']} and a bare"
+        f" step, the same work, {fmt.in_ms(values['step_s'])} ms: the machine's pace changed, so"
+        " predictions may be off"
     )
 
 
@@ -156,7 +156,7 @@ def plain_tokens_unlike(
 
     It is the same work next to whichever draft, and nearly that of a bare step, against which that
     of a single draft is held. Not where an answer is undecided for it.
-    times: "6.3 ms (a), 1.6 ms (b)"; drafts: how many.
+    times: "6.3 ms (a), 1.6 ms (b)", or of one "6.3 ms"; drafts: how many.
     """
     found: dict[float, Values] = {}
     refused = {answer.temperature for answer in answers if answer.reason == "drafts_not_compared"}
@@ -170,11 +170,11 @@ def plain_tokens_unlike(
         }
         values: Values = {"temperature": temperature, "drafts": len(timed), "step_s": None}
         if len(timed) == 1:
-            ((draft, latency),) = timed.items()
+            (latency,) = timed.values()
             plain_s, step_s = latency.rounds.plain_s, latency.steps and latency.steps.target_s
             apart = 1.0 if step_s is None else max(plain_s, step_s) / min(plain_s, step_s)
             if apart > UNLIKE:
-                times = f"{fmt.in_ms(plain_s)} ms ({draft})"
+                times = f"{fmt.in_ms(plain_s)} ms"
                 found[apart] = {**values, "times": times, "step_s": step_s}
         elif temperature not in refused and (gaps := plain_tokens_apart(timed)):
             named = {draft for drafts in gaps for draft in drafts}

@@ -33,6 +33,8 @@ OF_THE_RUN: frozenset[VerdictReason] = frozenset(
 NOT_PLAIN_TEXTS = frozenset[VerdictReason](("greedy_texts_differ", "server_not_lossless"))
 ALONE = "one request at a time"  # the load of the harness's own loop
 FEW = 2  # engines that a sentence names
+# Times as many prompts that are worth naming where timing is most of the doubt
+MORE = 1.5
 # Levels above it have a decimal
 NEARLY_ONE = 0.99
 # Below it a chance of a gain is as good as even
@@ -181,7 +183,7 @@ def _ties(answer: Answer) -> str:
 
 def _odds(answer: Answer) -> str:
     """How likely a gain or a loss is, and how large: "Probably not: 95 % likely slower, ..."."""
-    chance, gain = answer.chance or 0.0, answer.gain or 0.0
+    chance, gain = answer.chance or 0.0, (answer.speedup or 1.0) - 1.0
     of_pair = pair(*answer.named, answer.p_min)
     if abs(chance - 0.5) < UNSURE:
         return f"Undecided: {of_pair} is as likely slower as faster."
@@ -322,7 +324,7 @@ def _prompts_needed(values: Quoted) -> str:
 
 def _timing_noise(entry: Answer, values: Quoted) -> str:
     more = ""
-    if values.get("prompts_needed") is not None:
+    if (values.get("prompts_needed") or 0) >= MORE * values.get("prompts", 0):
         more = f", or with about {_prompts_needed(values)} prompts"
     why = "most of the doubt is timing noise; repeat on a quiet machine" + more
     return _undecided(why, entry, values)
