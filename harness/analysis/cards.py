@@ -18,7 +18,7 @@ from harness.summary import CardRow, Summary
 from harness.theory.cost import money, usd_per_million_tokens
 
 # What must be alike for two auditions to be compared.
-ALIKE = ("k", "temperature", "new_tokens", "repetitions", "seed", "decode", "backend")
+ALIKE = ("k", "temperature", "new_tokens", "repetitions", "seed", "decode", "backend", "p_min")
 ALIKE_MODEL = ("id", "revision", "dtype", "weights", "quantization")
 
 

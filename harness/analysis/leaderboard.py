@@ -11,7 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.predicted import Latencies, Predicted, Speedup, alpha_of, speedups
+from harness.analysis.predicted import (
+    Latencies,
+    Predicted,
+    Speedup,
+    alpha_of,
+    break_even_alpha,
+    speedups,
+)
 from harness.analysis.replayed import Replays
 from harness.analysis.verdict import Candidate
 from harness.engine_facts.engines import with_lines
@@ -85,6 +92,6 @@ def _row(
         alpha=alpha_of(counts),
         alpha_lo=alphas.lo if alphas else None,
         alpha_hi=alphas.hi if alphas else None,
-        breakeven_alpha=latency.rounds.break_even_alpha(name.k),
+        breakeven_alpha=break_even_alpha(latency, name),
         p_min=name.p_min or None,
     )

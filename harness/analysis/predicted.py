@@ -73,7 +73,7 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
                 tokens,
                 counts.accepted,
                 counts.judged,
-                latency.rounds.break_even_alpha(name.k),
+                break_even_alpha(latency, name),
             )
             for name, counts in replays.candidates.items()
             for latency in [latencies[name.draft].at_threshold(name.k, name.p_min)]
@@ -314,8 +314,13 @@ def _row(
         speedup=gain.value,
         speedup_lo=speedup_lo,
         speedup_hi=speedup_hi,
-        breakeven_alpha=latency.rounds.break_even_alpha(name.k),
+        breakeven_alpha=break_even_alpha(latency, name),
     )
+
+
+def break_even_alpha(latency: Latency, name: Candidate) -> float | None:
+    """The alpha that rounds of K tokens need; None of rounds that a threshold ends earlier."""
+    return None if name.p_min else latency.rounds.break_even_alpha(name.k)
 
 
 def _texts(replays: Replays) -> Array:

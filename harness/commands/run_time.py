@@ -187,6 +187,8 @@ def scores(
     whole = _mean_length([task.entry for task in texts]) + config.new_tokens
     passes = max(config.k) if draft.spec.chained else 1
     made = [Forwards(name_of(config, draft), len(texts) * passes, whole)]
+    if any(config.p_min or ()):  # how sure it is of each token, step by step
+        made.append(Forwards(name_of(config, draft), len(texts) * config.new_tokens))
     return [*made, Forwards("target", len(texts), whole)] if draft.spec.reads_states else made
 
 

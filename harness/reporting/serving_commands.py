@@ -279,6 +279,8 @@ def _engine_snippet(summary: Summary, own: Answer, server: str) -> Snippet:
 def _of_another_draft(summary: Summary, own: Answer, engine: EngineSpec, title: str) -> Snippet:
     """The serving command of an engine whose tokens per round are not known."""
     served = replace(_pair(summary, own), rule=engine.rule)
+    if not engine.stops_early:
+        served = replace(served, p_min=0.0)
     if not own.speculates:
         return Snippet(title, "")
     if served.kind not in engine.lines:
@@ -329,7 +331,7 @@ def measure_command(summary: Summary, server: str, answer: Answer) -> str | None
 def _within_reach(summary: Summary, answer: Answer) -> tuple[int, ...]:
     """The K to measure: those of the engine that was timed, where it names the same draft and K."""
     own = grid.own_answer(summary, answer.temperature or 0.0)
-    return (own if own and own.named == answer.named else answer).within_reach
+    return (own if own and own.name == answer.name else answer).within_reach
 
 
 def served_target(summary: Summary) -> str | None:

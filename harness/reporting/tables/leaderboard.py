@@ -306,7 +306,7 @@ def targets_table(summaries: Sequence[Summary]) -> Table:
         first_s = answer.plain_s if first_s is None else first_s
         for row in summary.leaderboards[0].rows:
             named = row.draft is not None and (row.draft, row.k) == answer.named
-            named = named and row.p_min == answer.p_min
+            named = named and row.p_min == answer.named_p_min
             speedup = fmt.bounded(answer if named else row)
             target = summary.run.model or ""
             rows.append(TargetRow(target, row, speedup, answer.plain_s, first_s))
