@@ -217,9 +217,9 @@ def test_a_dry_run_prints_the_modelled_cost_of_one_card_or_of_all(
     one = dry("model=qwen3_4b", "draft=qwen3_0_6b", "gpu=a10g")
     assert "Time and cost (modelled)" in one
     assert "a10g" in one
-    assert "the prices of conf/gpu" in one
+    assert "to 0.8 ms a layer" in one
     assert "h100" not in one
-    every = dry()
+    every = dry("verbose=tables")
     assert all(f"\n{card.name} " in every for card in all_cards())
     assert "does not fit" in dry("model=qwen3_32b", "draft=qwen3_0_6b", "gpu=l4")
     unknown = dry("model=hf", "model.id=org/some", "draft=tiny_good")

@@ -174,14 +174,12 @@ def hold(command: str, words: list[str], root: Path) -> str:
     status, said = run(command, words, root)
     assert "Traceback" not in said, (words, said)
     assert "run again with debug=true" not in said, (words, said)
-    assert status in (0, 1, 2), (words, status)
+    assert status in (0, 2), (words, status)
     if status == 2:
         lines = [line for line in said.splitlines() if line.startswith("error: ")]
         assert lines, (words, said)
         assert max(map(len, lines)) < 1000, (words, said)
-    if status == 1:  # Hydra's own words
-        assert said.strip(), words
-    return {0: "accepted", 1: "refused by Hydra", 2: "refused"}[status]
+    return {0: "accepted", 2: "refused"}[status]
 
 
 def check(root: Path, examples: int, commands: tuple[str, ...]) -> Counter[str]:
@@ -206,7 +204,7 @@ def check(root: Path, examples: int, commands: tuple[str, ...]) -> Counter[str]:
 def test_generated_command_lines_end_in_an_answer_or_in_one_clear_line(tmp_path: Path) -> None:
     counts = check(tmp_path, SAMPLE, SEED_DOORS)
     assert counts["refused"]
-    assert hold("sweep", ["k=a"], tmp_path) == "refused by Hydra"
+    assert hold("sweep", ["k=a"], tmp_path) == "refused"
 
 
 @pytest.mark.exhaustive

@@ -71,7 +71,7 @@ def test_a_run_of_its_server_is_counted_replayed_and_decided(run: StoredRun) -> 
 def test_its_report_names_it(run: StoredRun) -> None:
     assert report.run(ReportConfig(run=str(run.folder))).status == 0
     text = (run.folder / "report.md").read_text(encoding="utf-8")
-    where = "on your server (Toy), one request at a time, temperature 0"
+    where = "with toy models on your server (Toy), one request at a time, temperature 0"
     assert "Use tiny_good with K=2" in text
     assert f"Timed {where}" in text
     assert f"--k {K}" in text

@@ -95,7 +95,7 @@ def test_an_answer_is_said_as_a_practitioner_says_it() -> None:
         " K=2, p_min=0.5 and the draft A.gguf are as good within error."
     )
     assert verdict.answer_sentence(replace(REASONS["timing_noise"], chance=0.05, gain=-0.15)) == (
-        "Probably not: small with K=3 is 95 % likely slower, by about 15 %. Most of the doubt is"
+        "Probably not: small with K=3 is 95 % likely slower, by about 10 %. Most of the doubt is"
         " timing noise; repeat on a quiet machine."
     )
     even = verdict.answer_sentence(replace(REASONS["near_one"], chance=0.5, gain=0.0))

@@ -324,7 +324,8 @@ def _prompts_needed(values: Quoted) -> str:
 
 def _timing_noise(entry: Answer, values: Quoted) -> str:
     more = ""
-    if (values.get("prompts_needed") or 0) >= MORE * values.get("prompts", 0):
+    needed = values.get("prompts_needed")
+    if needed and needed >= MORE * values["prompts"]:
         more = f", or with about {_prompts_needed(values)} prompts"
     why = "most of the doubt is timing noise; repeat on a quiet machine" + more
     return _undecided(why, entry, values)

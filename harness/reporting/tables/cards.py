@@ -7,7 +7,7 @@ from harness.records import grouped
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import CardRow, Summary
-from harness.theory.cost import ALPHA, LOAD_BYTES_PER_S, SECONDS_PER_LAYER, START_S, Estimate
+from harness.theory.cost import ALPHA, SECONDS_PER_LAYER, Estimate
 
 
 def _serve(row: CardRow) -> str:
@@ -63,10 +63,9 @@ def card_tables(summary: Summary) -> list[Table]:
 
 
 COST_NOTE = (
-    "Modelled. At least: every forward at the card's memory bandwidth; at most:"
-    f" {SECONDS_PER_LAYER * 1e3:g} ms a layer, as where kernels are launched one by one. Assumed:"
-    f" alpha {ALPHA:g}, texts of the whole budget, {START_S:.0f} s to start, weights at"
-    f" {LOAD_BYTES_PER_S / 1e9:g} GB/s, the prices of conf/gpu."
+    "Modelled: from the card's memory bandwidth alone to"
+    f" {SECONDS_PER_LAYER * 1e3:g} ms a layer of kernel launches; alpha {ALPHA:g} and whole budgets"
+    " are assumed."
 )
 
 
