@@ -307,8 +307,7 @@ def print_audition(
     rows: Rows = {
         "temperature": listed(config.temperature),
         **_prompt_rows(config, prompts),
-        "texts of the target": texts,
-        "tokens, at most": f"{texts * config.new_tokens:,}",
+        "texts of the target": f"{texts}, of up to {config.new_tokens} tokens",
         "prefills that score them": f"{at_most}{prefills:.0f}",
         **looks,
         "cells, replayed": f"{cells} (K = {listed(ks)}{p_min})",
