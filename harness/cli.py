@@ -112,6 +112,9 @@ REMOVED = {
     "ttft_ms": "a plan meets a goal, python -m harness.plan run=SERVER_RUN rate=... ttft_ms=...",
     "watch": "the counters of a server are scraped twice; call report metrics= again later",
 }
+# What OmegaConf says of a value of another type, and its types
+UNCONVERTED = re.compile(r"Value '(?P<value>.*)' .*could not be converted to (?P<type>\w+)")
+TYPES = {"Integer": "a whole number", "Float": "a number"}
 # Of a word that Hydra cannot parse: what to type instead
 QUOTING = (
     "a value with a comma, bracket or quote is quoted for the shell and once more, as"
@@ -219,7 +222,7 @@ def run_app(command: str) -> NoReturn:
         status = USER_ERROR
     except KeyboardInterrupt as stop:
         # The traceback keeps the run folder, and so its lock, until this block is left
-        status = _report_interruption(stop)
+        status = _report_interruption(command, stop)
     finally:
         if not _jobs and _errors and as_json:
             with suppress(OSError):  # `_flush` says so
@@ -263,24 +266,30 @@ def _report_composition(command: str, error: Exception) -> int:
         reason = f"the command line cannot be read: {_first_line(error)}; {QUOTING}"
     else:
         key = getattr(cause, "full_key", None)
-        reason = f"{key}: {_first_line(cause)}" if cause and key else _one_line(str(error))
+        reason = _one_line(str(error))
+        if cause and key:
+            reason = f"{key.partition('[')[0]}: {_first_line(cause)}"
     _say(f"error: {reason}")
     return USER_ERROR
 
 
 def _first_line(error: BaseException) -> str:
     """The reason of an error of Hydra's, which further lines explain in its own terms."""
-    return str(error).strip().split("\n")[0][:MOST_CHARACTERS]
+    line = str(error).strip().split("\n")[0][:MOST_CHARACTERS]
+    if found := UNCONVERTED.match(line):
+        return f"'{found['value']}' is not {TYPES.get(found['type'], found['type'])}"
+    return line
 
 
-def _report_interruption(stop: KeyboardInterrupt) -> int:
+def _report_interruption(command: str, stop: KeyboardInterrupt) -> int:
     """Say what ended the command, and what is kept of the run whose lock it holds; the status."""
     number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
     folder = next(reversed(lock.held()), None)
     consequence = "no run had begun"
     if folder is not None:
         consequence = (
-            f"finished generations are stored; {as_typed('resume', folder)} continues the run"
+            "finished generations are stored, and this continues the run:"
+            f" {command_line(command, as_typed('resume', folder))}"
         )
     _say(f"error: interrupted by {signal.Signals(number).name}; {consequence}")
     return SIGNALLED + number

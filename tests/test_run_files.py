@@ -642,8 +642,8 @@ def test_a_signal_ends_a_command_with_one_line_and_the_manifest_says_so(
         signal.signal(number, original)
     assert status == 128 + number
     assert capsys.readouterr().err == (
-        f"error: interrupted by {name}; finished generations are stored; "
-        f"resume={run.path} continues the run\n"
+        f"error: interrupted by {name}; finished generations are stored, and this continues the"
+        f" run: python -m harness.breakeven resume={run.path}\n"
     )
     assert restored is before
     manifest = load(run.path).manifest

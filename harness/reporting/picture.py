@@ -133,7 +133,7 @@ def other_temperatures(summary: Summary) -> tuple[str, ...]:
     first, *others = (*summary.per_temperature, None)[:-1] or (None,)
     return tuple(
         f"Temperature {fmt.temperature(answer.temperature)}:"
-        f" {'the same K' if first and _same(answer, first) else grid.words(answer)}"
+        f" {'the same K' if _same(answer, first) else grid.words(answer)}"
         f"{'' if known is None else f', {fmt.speedup(known)}'}."
         for answer in others
         if answer is not None
@@ -141,5 +141,5 @@ def other_temperatures(summary: Summary) -> tuple[str, ...]:
     )
 
 
-def _same(one: Answer, other: Answer) -> bool:
-    return one.named == other.named and one.decision == other.decision
+def _same(one: Answer, other: Answer | None) -> bool:
+    return other is not None and one.speculates and other.speculates and one.named == other.named

@@ -35,6 +35,8 @@ ALONE = "one request at a time"  # the load of the harness's own loop
 FEW = 2  # engines that a sentence names
 # Times as many prompts that are worth naming where timing is most of the doubt
 MORE = 1.5
+# Nearer to the alpha that is needed, alpha alone explains no loss
+CLOSE = 0.03
 # Levels above it have a decimal
 NEARLY_ONE = 0.99
 # Below it a chance of a gain is as good as even
@@ -297,10 +299,10 @@ def _held_out_loss(entry: Answer, values: Quoted) -> str:
         return loss
     if needed is None:
         return f"{loss}; alpha is {alpha:.2f}"
-    if alpha < needed:
+    if alpha < needed - CLOSE:
         return f"{loss}; alpha {alpha:.2f} is below the {needed:.2f} it needs"
     return (
-        f"{loss}; alpha {alpha:.2f} is above the {needed:.2f} that evenly hard text needs: uneven"
+        f"{loss}; alpha {alpha:.2f} would do on evenly hard text, which needs {needed:.2f}: uneven"
         " text, cut rounds or slower rounds than predicted cost the rest"
     )
 
