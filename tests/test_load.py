@@ -116,7 +116,7 @@ class StandIn:
             self.most = max(self.most, self.active)
             self.sent.append((asked.prompt[0], asked.budget))
             waits = self.alone < len(self.sent) <= self.alone + self.together
-            if len(self.sent) == self.dies_at:
+            if self.dies_at is not None and len(self.sent) >= self.dies_at:
                 raise ServerDiedError("the server ended")
         if waits:
             self.gathered.wait()
