@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from harness.models.embedded import EMBEDDED, gguf_of
 from harness.records import GREEDY, UserError, where
 from harness.reporting.tables.leaderboard import targets_table, threshold_tables
 from harness.storage import StoredRun, load
-from harness.storage.manifest import ChosenK, IneligibleDraft
+from harness.storage.manifest import ChosenK, IneligibleDraft, ServedKs
 from harness.theory.speedup import RoundTimes
 
 TARGET, GOOD, SMALL, UNRELATED = (
@@ -331,3 +332,28 @@ def test_both_finalists_and_what_learns_are_measured_and_the_fastest_is_named(
     # Each next to plain decoding of its own
     visits = {trial.draft: trial.repetition for trial in run.trials if trial.k}
     assert len({*visits.values()}) == len(drafts)
+
+
+@needs_llamacpp
+def test_a_second_finalist_that_fails_leaves_the_first_one_s_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[str | None] = []
+    measure = served_audition._measure_finalist
+
+    def fails(run: Any, plain: Any, ks: ServedKs) -> bool:
+        measured.append(ks.chosen[-1].draft)
+        return len(ks.chosen) == 1 and measure(run, plain, ks)
+
+    def other(run: StoredRun) -> Candidate:
+        ks = run.manifest.served_ks
+        assert ks is not None
+        return Candidate(({"tiny_small", "tiny_good"} - {ks.chosen[0].draft}).pop(), 4)
+
+    monkeypatch.setattr(served_audition, "_measure_finalist", fails)
+    monkeypatch.setattr(served_audition, "next_finalist", other)
+    words = (f"model={TARGET}", f"drafts=[{SMALL},{GOOD}]", "k=[4]", "p_min=[0]")
+    run = stored(outcome_of("audition", *words, *FEW))
+    assert len(measured) == len({*measured}) == 2
+    (answer,) = [each for each in analyse(run).answers if each.prompt_set == "all"]
+    assert (answer.source, answer.named[0]) == ("measured", measured[0])

@@ -193,7 +193,8 @@ def print_server(
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
     }
     # On machines that are not known here, or on this one, which costs nothing
-    if config.gpu is None and "not on this machine" not in states:
+    no_server = config.url is None and states  # they say why none starts here
+    if config.gpu is None and not no_server:
         rows |= _time_here(config, turns, synthetic=synthetic)
     if config.url is not None or config.gpu is None:
         _print_run(config, [config.draft], rows)

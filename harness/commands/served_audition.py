@@ -465,7 +465,9 @@ def _measure_best(run: _Run, plain: Server) -> None:
     while True:
         if ks.ended in (None, "budget") and not _measure_finalist(run, plain, ks):
             best = best_by_replay(load(folder.path))  # its draft is left out
-            if best is None or best.draft not in run.works or run.watch.left_s < 0.0:
+            if len(ks.chosen) > 1 or run.watch.left_s < 0.0:
+                return  # the first one is measured
+            if best is None or best.draft not in run.works:
                 return
             ks = _with_finalist(run, replace(ks, chosen=ks.chosen[:-1]), best)
             continue
@@ -490,15 +492,15 @@ def _with_finalist(run: _Run, ks: ServedKs, finalist: Candidate) -> ServedKs:
 
 def _measure_finalist(run: _Run, plain: Server, ks: ServedKs) -> bool:
     """Measure the last of the finalists, in looks; False where its server fails."""
+    from harness.reporting.sentences.verdict import pair
+
     chosen = ks.chosen[-1]
     work = run.works.get(str(chosen.draft))
     if work is None or not chosen.k:
         return False
     work = replace(work, config=replace(work.config, p_min=[chosen.p_min], k=[chosen.k]))
     order = in_random_order(work.prompts, work.config.seed)
-    named = f"{chosen.draft} with K={chosen.k}"
-    if chosen.p_min:
-        named = f"{named} and p_min={chosen.p_min:g}"
+    named = pair(chosen.draft, chosen.k, chosen.p_min or None)
     best = "fastest by replay" if len(ks.chosen) == 1 else "expected to be faster than that"
     say(f"{best}: {named}; it is measured next to plain decoding")
     with ExitStack() as stack:

@@ -20,11 +20,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 
-from harness import formatting as fmt
 from harness.analysis.looks import best_started, served_decided, to_start
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import answer_so_far, resumable
-from harness.commands.run_time import Stopwatch
+from harness.commands.run_time import Stopwatch, about
 from harness.commands.server_judging import judge_greedy_texts, judge_the_rest, score
 from harness.commands.server_loads import measure_loads
 from harness.commands.server_plan import WARM_TOKENS, planned
@@ -160,10 +159,7 @@ class _Visits:
             return
         request_s = (monotonic() - self.begun) / number
         least_s, most_s = (min(request_s * each, self.watch.left_s) for each in (least, most))
-        say(
-            f"left: about {fmt.duration(least_s)} if the first look decides, at most about"
-            f" {fmt.duration(most_s)}"
-        )
+        say(f"left: {about(least_s, most_s)}")
 
 
 def _measure_chosen(visits: _Visits) -> bool:

@@ -37,10 +37,8 @@ def bars(summary: Summary) -> tuple[Bar, ...]:
         return ()
     drafts = summary.run.command == "audition"
     made = tuple(_of_drafts(summary, answer) if drafts else _of_ks(answer))
-    if drafts:  # some may be measured, and others predicted
-        made = tuple(sorted(made, key=lambda bar: (not bar.best, -bar.speedup)))
     fastest = sorted(made, key=lambda bar: (not bar.best, -bar.speedup))[:MOST_BARS]
-    return tuple(bar for bar in made if bar in fastest)
+    return tuple(fastest) if drafts else tuple(bar for bar in made if bar in fastest)
 
 
 def _of_ks(answer: Answer) -> Iterator[Bar]:

@@ -262,8 +262,7 @@ def _engine_snippet(summary: Summary, own: Answer, server: str) -> Snippet:
         made = without
         if answer.decision == "undecided" and answer.timed and served.kind in engine.lines:
             tried = engine.lines[served.kind].line(served)
-            named = f"K={served.k}" + (f" and p_min={served.p_min:g}" if served.p_min else "")
-            code = f"# without a draft\n{made.code}\n# to try {named}\n{tried}"
+            code = f"# without a draft\n{made.code}\n# to try {grid.k_of(answer)}\n{tried}"
             made = replace(made, title=title, code=code)
         if measure:
             made = replace(made, title=title, measure=measure, then=UNTIL_THEN)

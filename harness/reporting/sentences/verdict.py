@@ -236,10 +236,10 @@ def _place(summary: Summary, answer: Answer) -> str:
         return f"at {grid.GIVEN}"
     spec = spec_of(answer.engine)
     if summary.served is not None:
-        if spec == OWN or not summary.served.commands:
-            return f"on {spec.title}" if spec == OWN else f"on your server ({spec.title})"
-        wheel = spec.wheel if spec.wheel and summary.served.version.startswith(spec.wheel) else ""
-        return f"on {spec.title}{f' (the Python wheel {wheel})' if wheel else ''}"
+        if spec != OWN and not summary.served.commands:
+            return f"on your server ({spec.title})"
+        from_wheel = spec.wheel and summary.served.version.startswith(spec.wheel)
+        return f"on {spec.title}{f' (the Python wheel {spec.wheel})' if from_wheel else ''}"
     if answer.run is not None:
         return f"on {spec.title}, predicted by the round times of {PurePath(answer.run).name}"
     return f"on {spec.title if spec == OWN else spec.in_headlines}"
