@@ -113,7 +113,7 @@ REMOVED = {
     "watch": "the counters of a server are scraped twice; call report metrics= again later",
 }
 # What OmegaConf says of a value of another type, and its types
-UNCONVERTED = re.compile(r"Value '(?P<value>.*)' .*could not be converted to (?P<type>\w+)")
+UNCONVERTED = re.compile(r"Value '(?P<value>.*?)' of .*could not be converted to (?P<type>\w+)")
 TYPES = {"Integer": "a whole number", "Float": "a number"}
 # Of a word that Hydra cannot parse: what to type instead
 QUOTING = (

@@ -210,6 +210,8 @@ def test_a_run_that_cannot_be_rendered_stays_and_says_how_to_render_it(
         ("sweep", "resume=/x/模型", 2, """'resume="/x/模型"'"""),
         ("sweep", "prompts.files=[my prompts", 2, "quoted for the shell and once more"),
         ("sweep", "k=[-1]", 2, "error: k: -1 is not a whole number"),
+        ("sweep", "k=foo", 2, "error: k: 'foo' is not a whole number"),
+        ("sweep", "temperature=warm", 2, "error: temperature: 'warm' is not a number"),
         ("breakeven", "hydra.run.dir=elsewhere", 2, "error: hydra.run.dir: "),
         ("breakeven", "verbose=table", 2, "use one of false, tables, true"),
     ],
