@@ -702,8 +702,7 @@ class ModelsConfig(CommandConfig):
         if self.decode.rule is None:
             self.decode.rule = engine.rule
         if self.new_tokens is None:
-            stand_in = self.model.id.startswith("embedded:") or self.model.weights == "dummy"
-            self.new_tokens = 48 if stand_in else 256
+            self.new_tokens = usual_new_tokens(self.model.id, self.model.weights)
         started = served and getattr(self, "url", None) is None
         for role in ("model", "draft") if not (started and engine.reads_gguf) else ():
             conf = getattr(self, role, None)
@@ -876,6 +875,11 @@ def _check_thresholds(config: "SweepConfig | AuditionConfig") -> None:
             f"{asked}: reads every draft step back, which a recorded graph cannot; use"
             " backend=eager"
         )
+
+
+def usual_new_tokens(model_id: str, weights: str) -> int:
+    """The value of new_tokens where none is given: fewer for a model that stands in for others."""
+    return 48 if model_id.startswith("embedded:") or weights == "dummy" else 256
 
 
 def _checked_until(config: "SweepConfig | AuditionConfig | ServerConfig") -> str:

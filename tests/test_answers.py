@@ -560,6 +560,12 @@ def test_a_best_k_at_the_edge_of_the_grid_is_a_caveat_with_the_command_that_look
     assert command.startswith("python -m harness.audition ")
     assert shlex.split(command)[-1] == "k=[4,6,8]"
     assert command.count("k=[") == 1
+    tied = content_of(analysed("audition"))
+    assert "K=2 and tiny_small are as good within error" in tied.verdicts[0]
+    assert any("is the largest that was asked for" in each for each in tied.caveats)
+    alone = content_of(analysed("sweep"))
+    assert alone.verdicts[0].endswith(". K=4 is the largest tried; try k=[4,6,8].")
+    assert not any("largest that was asked for" in each for each in alone.caveats), "said once"
     below = analyse(changed(run, temperature=[1.0]))
     assert of_temperature(below, 1.0)[0].k == 2
     assert "k_at_edge" not in {each.code for each in below.caveats}
@@ -704,8 +710,8 @@ def test_a_draft_that_leads_at_any_pace_of_the_machine_is_served() -> None:
     made = paced(run, pace, in_turn=False)
     assert {each.decision for each in made.per_temperature} == {"speculate"}
     (said,) = (each for each in made.caveats if each.code == "plain_tokens_unlike")
-    assert str(said.values["times"]).partition("(")[2].startswith("early_exit), ")
-    assert any("ranks of these do not compare" in each for each in content_of(made).cautions)
+    assert str(said.values["times"]).partition(" with ")[2].startswith("early_exit, ")
+    assert any("; their ranks do not compare" in each for each in content_of(made).cautions)
 
 
 @pytest.mark.parametrize("in_turn", [False, True])

@@ -20,9 +20,11 @@ from conftest import Door
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from runs import ran
 
 import harness.__main__ as package
 from harness import PACKAGE, cli, reporting
+from harness.analysis import analyse
 from harness.cli import as_hydra_takes, compose, run_app
 from harness.command_words import as_typed, of_hydra
 from harness.commands import breakeven
@@ -523,7 +525,15 @@ def test_a_measured_rate_gets_the_linear_rules_speedup_which_is_exact_for_it(
     assert row.acceptance_rate == 0.341
     assert sum(row.alpha**j for j in range(1, 5)) / 4 == pytest.approx(0.341)
     typed = rows(acceptance_rate="{1:0.5,4:0.3}", k=[1, 2, 4], alpha=[1.0]).iloc[3:]
-    assert typed[["k", "acceptance_rate"]].to_numpy().tolist() == [[1, 0.5], [4, 0.3]]
+    assert typed.k.tolist() == [1, 2, 4]
+    assert typed.acceptance_rate.tolist() == pytest.approx([0.5, (0.5 + 0.25) / 2, 0.3])
+
+
+def test_the_verdict_of_a_rate_names_the_best_k_at_its_alpha(tmp_path: Path) -> None:
+    typed = ("draft_ms=1", "target_ms=20", "k=[2,4,8]", "acceptance_rate={2:0.9}")
+    answer = analyse(ran("breakeven", tmp_path, *typed)).headline
+    assert answer is not None
+    assert (answer.decision, answer.k) == ("speculate", 8)
 
 
 def test_a_list_by_position_answers_every_k_up_to_its_length(

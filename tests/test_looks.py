@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -293,6 +294,7 @@ def test_an_interrupted_run_continues_the_same_looks(
     before = load(folder)
     chosen = before.manifest.looks is not None
     choosing.choices = 0
+    monkeypatch.setattr(sys, "argv", ["sweep.py", f"resume={folder}"])
     run = ran("sweep", f"resume={folder}", tmp_path)
     assert choosing.choices == (0 if chosen else 2), "what is chosen stays"
     assert Counter(trial.cell for trial in run.trials) == Counter(t.cell for t in whole.trials)
@@ -302,6 +304,8 @@ def test_an_interrupted_run_continues_the_same_looks(
     assert len(visits[1]) - len(visits[0]) in (0, 1), "a visit that was stopped is made again"
     assert run.manifest.looks is not None
     assert run.manifest.looks.ended == "decided"
+    begun_by = before.manifest.environment.command
+    assert run.manifest.environment.command == begun_by, "printed lines name what was typed"
 
 
 def test_short_texts_are_measured_again_next_to_plain_decoding_until_they_are_precise(

@@ -17,12 +17,14 @@ from rich.console import Console
 from runs import EXAMPLES, FROZEN, analysed, ran
 
 from harness import reporting
-from harness.records import Failure
+from harness.analysis import analyse
+from harness.records import Failure, MachineLoad
 from harness.reporting import markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
 from harness.reporting.pages import page_of, tables_of
 from harness.reporting.tables.specification import Column, table
+from harness.storage import load
 from harness.summary import MadeWith, ModelFacts, Summary
 
 HERE = Path(__file__).parent
@@ -191,6 +193,19 @@ def test_the_console_has_the_answer_and_the_path_in_few_lines(
 MOST_WORDS, MOST_NUMBERS = 120, 25
 
 
+def understood_in_one_reading(made: Summary, width: int) -> None:
+    content = content_of(made)
+    copied = {line for each in content.snippets for line in each.code.splitlines()}
+    lines = [
+        line
+        for line in printed(made, width, verbose=False).splitlines()
+        if not line.startswith(("python -m ", "report: ")) and line not in copied
+    ]
+    text = re.sub(r"python -m \S+ run=\S+ verbose=tables", "", "\n".join(lines))
+    assert len(re.findall(r"\S*\w\S*", text)) <= MOST_WORDS
+    assert len(re.findall(r"\d[\d.,]*", text)) <= MOST_NUMBERS
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -203,17 +218,36 @@ MOST_WORDS, MOST_NUMBERS = 120, 25
 def test_the_first_screen_is_understood_in_one_reading(
     name: str, width: int, summary_of: Callable[[str], Summary]
 ) -> None:
-    made = summary_of(name)
-    content = content_of(made)
-    copied = {line for each in content.snippets for line in each.code.splitlines()}
-    lines = [
-        line
-        for line in printed(made, width, verbose=False).splitlines()
-        if not line.startswith(("python -m ", "report: ")) and line not in copied
+    understood_in_one_reading(summary_of(name), width)
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "rounds"),
+    [
+        ("sweep", 2.0, 2.0),
+        ("sweep_decided", 2.0, 2.0),
+        ("sweep_replay", 2.0, 2.0),
+        ("audition", 1.7, 5.0),
+    ],
+)
+@pytest.mark.parametrize("width", [80, 100])
+def test_so_is_that_of_a_run_on_a_busy_and_unsteady_machine(
+    name: str, plain: float, rounds: float, width: int
+) -> None:
+    """Times of an audition's last draft, or of a sweep's only one, are so many times as long."""
+    run = load(FROZEN / name)
+    slow = run.rounds[-1].draft
+    timed = [
+        replace(each, seconds=(rounds if each.k else plain) * each.seconds)
+        if each.draft == slow
+        else each
+        for each in run.rounds
     ]
-    text = re.sub(r"python -m \S+ run=\S+ verbose=tables", "", "\n".join(lines))
-    assert len(re.findall(r"\S*\w\S*", text)) <= MOST_WORDS
-    assert len(re.findall(r"\d[\d.,]*", text)) <= MOST_NUMBERS
+    manifest = run.manifest.updated(other_load=MachineLoad(1.2, 2))
+    made = analyse(replace(run, rounds=tuple(timed), manifest=manifest))
+    codes = {each.code for each in made.caveats}
+    assert {"busy_machine", "plain_tokens_unlike"} <= codes
+    understood_in_one_reading(made, width)
 
 
 def test_text_in_a_pipe_is_not_wrapped(

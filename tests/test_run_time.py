@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from runs import outcome_of, ran, sample
 
-from harness.cli import compose
+from harness.cli import compose, draft_confs
 from harness.commands import run_time, sweep_looks
 from harness.commands.run_lifecycle import load_prompts
 from harness.commands.run_time import RunTime, Work, say_left, sweep_work
@@ -24,7 +24,7 @@ SMALL = (
 def expected(command: str, *words: str) -> RunTime | None:
     config = compose(command, list(words))
     assert isinstance(config, SweepConfig | AuditionConfig)
-    drafts = [config.draft] if isinstance(config, SweepConfig) else [compose("sweep", []).draft]
+    drafts = [config.draft] if isinstance(config, SweepConfig) else draft_confs(config)
     return run_time.run_time(config, drafts, load_prompts(config))
 
 
@@ -53,9 +53,15 @@ def test_a_run_that_asks_for_more_takes_longer() -> None:
         longer = expected("sweep", *SMALL, more)
         assert longer is not None
         assert sum(longer.seconds()) > sum(base.seconds()), more
-    audition = expected("audition", *SMALL)
+    audition = expected("audition", *SMALL, "drafts=[tiny_good]")
     assert audition is not None
     assert audition.seconds()[1] < base.seconds()[1], "nothing is measured pair by pair"
+    drafts = "drafts=[tiny_good,tiny_small]"
+    several = expected("audition", *SMALL, drafts)
+    assert several is not None
+    assert several.decided is not None, "the second draft is dropped at the first look"
+    assert audition.seconds()[1] < several.decided.seconds()[1] < several.seconds()[1]
+    assert "if the first look decides, at most about" in str(replace(several, again_s=1e3))
     assert base.seconds(pace=100.0)[1] < 50.0 * base.seconds()[1], "slow rounds are timed less"
 
 

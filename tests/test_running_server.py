@@ -114,7 +114,7 @@ def test_vllm_tells_acceptance_by_position_over_all_of_its_parts(tmp_path: Path)
     assert all(row.speedup is None for row in rows)
     text = sentences(run)
     assert "vLLM emits 3.30 tokens per round at K=4 (100 rounds of 10 requests" in text
-    assert "if a round takes less time than 3.30 plain tokens" in text
+    assert "if a round takes less time than 3.30 ordinary tokens" in text
     assert "for K = 1, 2, 3 it is estimated" in text
 
 

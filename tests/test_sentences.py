@@ -92,7 +92,7 @@ def test_an_answer_is_said_as_a_practitioner_says_it() -> None:
     served = replace(SERVE, candidates=tied, reason_values={"level": 0.95}, p_min=0.75)
     assert verdict.answer_sentence(served) == (
         "Use small with K=3 and p_min=0.75: 1.42 times as fast (95 %: 1.36 to 1.48)."
-        " K=2, p_min=0.5 and the draft A.gguf are as good within error."
+        " K=2, p_min=0.5 and A.gguf are as good within error."
     )
     assert verdict.answer_sentence(replace(REASONS["timing_noise"], chance=0.05, gain=-0.15)) == (
         "Probably not: small with K=3 is 95 % likely slower, by about 10 %. Most of the doubt is"
@@ -138,7 +138,7 @@ CAVEATS: dict[str, dict[str, Any]] = {
     "spread_over_cards": {"role": "target", "cards": 2, "offloaded": False},
     "routing_ties": {"tie": 1, "unjudged": 2},
     "busy_machine": {"load": 1.26, "processors": 2, "clock": "engine"},
-    "plain_tokens_unlike": {"temperature": 0.0, "times": "6.3 ms (big), 1.6 ms (small)",
+    "plain_tokens_unlike": {"temperature": 0.0, "times": "1.6 to 6.3 ms with big and small",
         "drafts": 2, "step_s": None},
     "priced_from_steps": {"draft": "small", "temperature": 0.0, "k": 1, "tokens_per_round": 1.02,
         "step": 0.3, "speedup": 0.887},

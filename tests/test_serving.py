@@ -139,7 +139,8 @@ def test_the_first_line_is_vllms_after_the_command_that_measures_it() -> None:
         "num_speculative_tokens": 4,
     }
     assert first.notes[0] == (
-        "It pays if a round of K=4 takes less time than 3.50 plain tokens (here 2.10)."
+        "It pays if drafting and checking 4 tokens takes less time than 3.50 ordinary tokens"
+        " (here 2.10)."
     )
     sampled, *_ = snippets_of(decided(serve_on="vllm_probabilistic"))
     assert speculative_config(sampled)["draft_sample_method"] == "probabilistic"

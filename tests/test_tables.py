@@ -10,12 +10,12 @@ from runs import FROZEN, analysed
 
 from harness import formatting as fmt
 from harness.analysis import analyse
-from harness.records import MachineLoad, ResultRow
+from harness.records import MachineLoad
 from harness.reporting import plots
 from harness.reporting.pages import tables_of
 from harness.reporting.tables import leaderboard
 from harness.reporting.tables.specification import Cell, Column, Table, table
-from harness.reporting.tables.sweep import cells_table
+from harness.reporting.tables.sweep import cells_of, cells_table
 from harness.storage import load
 from harness.summary import Summary
 
@@ -125,19 +125,18 @@ def test_the_plots_name_their_series_and_lines() -> None:
     assert all(name in board for name in ("tiny_small, K=2", "ngram", leaderboard.PLAIN))
 
 
-def test_a_k_that_ran_on_a_few_prompts_has_no_point_next_to_the_line_of_all(
+def test_the_points_of_a_plot_are_the_speedups_of_the_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A sweep in looks measures the K that replay chose on more prompts than the others."""
-    drawn: dict[str, list[float]] = {}
+    drawn: list[Any] = []
 
-    def points(_: Any, ks: list[float], *__: Any, label: str, **___: Any) -> None:
-        drawn[label] = ks
+    def points(_: Any, __: Any, values: list[Any], **___: Any) -> None:
+        drawn.extend(values)
 
     monkeypatch.setattr("harness.reporting.plots.style.points", points)
-    plots.drawn(analysed("sweep_decided"))
-    # Of the easy prompts five ran plainly and at K = 4, four of them at every K
-    assert {name: len(ks) for name, ks in drawn.items()} == {"easy": 1, "hard": 4}
+    made = analysed("sweep_decided")
+    plots.drawn(made)
+    assert drawn == [cell.speedup for cell in cells_of(made) if cell.row.k]
 
 
 def test_a_snapshot_has_no_picture_of_speed_and_no_caution_about_timing() -> None:
@@ -159,32 +158,23 @@ def test_a_run_that_stored_nothing_has_no_table_and_no_plot() -> None:
         assert (tables_of(empty), plots.drawn(empty)) == ((), ())
 
 
-def of_few_prompts(made: Summary) -> Summary:
-    """As a sweep in looks measures most K: K=4 on a quarter of the prompts."""
-
-    def of_few(row: ResultRow) -> ResultRow:
-        few = row.source == "measured" and row.k == 4
-        return replace(row, prompts=2, speedup=9.0) if few else row
-
-    return replace(made, results=tuple(map(of_few, made.results)))
-
-
-def test_a_k_that_few_prompts_measured_is_not_compared_with_the_prediction_of_all_of_them() -> None:
-    """A sweep in looks measures most K on some prompts: K=4 there is no faster than K=2 on all."""
-    made = analysed("sweep")
-    before, after = cells_table(made), cells_table(of_few_prompts(made))
-    assert "prompts" not in [column.one_line for column in before.columns]
-    columns = (after.column(title) for title in ("K", "prompts", "prediction error"))
-    for k, prompts, error in zip(*columns, strict=True):
-        assert prompts.text == ("2 of 8" if k.text == "4" else fmt.EMPTY)
-        assert (error.text == fmt.EMPTY) == (k.text in "04")
-    assert any(note.startswith("prompts: ") for note in after.notes)
-
-
-def test_a_sweep_that_measured_a_part_of_its_prompts_says_so_at_every_k_of_its_verdict() -> None:
-    """What replay has of all prompts is no prediction of the few that were measured."""
-    made = analysed("sweep")
-    part = [replace(row, prompts=2) if row.source == "measured" else row for row in made.results]
-    shown = cells_table(replace(made, results=tuple(part)))
-    assert {cell.text for cell in shown.column("prompts")} == {"2 of 8"}
-    assert "prediction error" not in [column.one_line for column in shown.columns]
+def test_a_cell_of_a_part_of_the_prompts_has_the_speedup_of_all_of_them() -> None:
+    """A sweep in looks measures the K that it chose on some prompts, and others on fewer."""
+    made = analysed("sweep_decided")
+    cells = [cell for cell in cells_of(made) if cell.row.k]
+    answered = [cell for cell in cells if cell.answer is not None]
+    assert {cell.row.prompt_set for cell in answered} == {"easy", "hard"}
+    for cell in answered:
+        assert cell.answer is not None
+        assert cell.speedup == fmt.bounded(cell.answer), "one estimate, as the verdict of its set"
+    for cell in cells:
+        assert cell.predicted is not None
+        assert cell.prompts == f"{cell.row.prompts} of 6"
+        assert abs(cell.error or 1.0) < 0.15
+        if cell.answer is None and cell.row.speedup:  # replay has easier texts, and harder ones
+            carried = (cell.speedup or (0.0,))[0] or 0.0
+            more = (cell.predicted.tokens_per_round or 0.0) / (cell.row.tokens_per_round or 1.0)
+            assert carried / cell.row.speedup == pytest.approx(more)
+    shown = cells_table(made)
+    assert any(note.startswith("prompts: ") for note in shown.notes)
+    assert "prompts" not in [column.one_line for column in cells_table(analysed("sweep")).columns]

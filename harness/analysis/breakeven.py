@@ -5,7 +5,8 @@ even. Typed latencies price a round by the formula, R(K) / R(0) = K c + v (Levia
 theorem 3.8, with v(K) where verify times are given); a run's round times (latency_from) are R
 itself. A measured acceptance, a rate at one K or a list by position, needs no model of the text at
 the K of its rounds: its speedup is tokens_per_round x R(0) / R(K) exactly, and its row carries that
-acceptance_rate. At a smaller K a list is estimated. With an acceptance there is a verdict. The
+acceptance_rate. At a smaller K a list is estimated, at other K a rate, by the iid model at its
+alpha. With an acceptance there is a verdict, of the best K. The
 uncertainty of such numbers is unknown: a rate without its rounds and a latency without its samples
 have no interval. A speedup within UNDECIDED_MARGIN of 1 is therefore undecided.
 
@@ -248,8 +249,10 @@ def analyse_breakeven(setup: Setup) -> Summary:
     config = BreakevenConfig(**{name: run.config[name] for name in known & run.config.keys()})
     inputs = inputs_of(config, stored_inputs(run))
     rates, positions = inputs.acceptance_rate, inputs.acceptance_by_position
-    accepted = acceptance_rows(rates, positions, inputs.ks)
-    measured = [priced(row, inputs.rounds) for row in accepted]
+    accepted = [*acceptance_rows(rates, positions, inputs.ks)]
+    if not positions and not inputs.measured.served:
+        accepted += _other_ks(accepted, inputs.ks)
+    measured = [priced(row, inputs.rounds) for row in sorted(accepted, key=lambda row: row.k)]
     iid = list(iid_rows(inputs))
     rows = (*iid, *measured)
     latency = Latency(inputs.rounds, steps=inputs.times)
@@ -326,6 +329,14 @@ def acceptance_rows(
         rate = theory.acceptance_rate_from_positions(of_k)
         tokens = theory.mean_acceptance_length_from_positions(of_k)
         yield _row(k, theory.alpha_from_positions(of_k), rate, tokens)
+
+
+def _other_ks(accepted: Sequence[ResultRow], ks: Sequence[int]) -> Iterator[ResultRow]:
+    """Rows of further K by the iid model, at the alpha of the nearest K whose rate is known."""
+    for k in {*ks} - {row.k for row in accepted} if accepted else ():
+        alpha = min(accepted, key=lambda row: (abs(row.k - k), row.k)).alpha or 0.0
+        rate = theory.acceptance_rate_from_alpha(alpha, k)
+        yield _row(k, alpha, rate, theory.expected_tokens_per_round(alpha, k))
 
 
 def _row(k: int, alpha: float, rate: float, tokens: float) -> ResultRow:

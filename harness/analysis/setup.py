@@ -15,7 +15,14 @@ import numpy as np
 import yaml
 
 from harness.command_words import of_hydra
-from harness.config import CONF_DIR, OWN_DRAFT, SCHEMAS, SHIPPED_SETS, keys_of
+from harness.config import (
+    CONF_DIR,
+    OWN_DRAFT,
+    SCHEMAS,
+    SHIPPED_SETS,
+    keys_of,
+    usual_new_tokens,
+)
 from harness.engine_facts.draft_kinds import DraftKind
 from harness.engine_facts.engines import with_lines
 from harness.records import ResultRow, Rule, ServingEngine, grouped, where
@@ -263,6 +270,9 @@ def _stored_words(setup: Setup) -> Iterator[str]:
     if not shipped:
         defaults["model.name"] = PurePath(str(target.get("id")).replace(":", "/")).name
     # What `check` fills in
+    defaults["new_tokens"] = usual_new_tokens(str(target.get("id")), str(target.get("weights")))
+    if prompts.get("limit_files") is False:
+        defaults["prompts.limit"] = prompts.get("limit")
     if not prompts.get("files") or prompts.get("limit_files"):
         defaults["prompts.limit_files"] = prompts.get("limit_files")
     if prompts.get("sets") in ([], [*SHIPPED_SETS]):

@@ -136,7 +136,10 @@ def note_or_check(folder: RunFolder, described: Described, seed: int) -> None:
             *(described.environment, described.models),
         )
     models = {**folder.manifest.models, **described.models}
-    folder.note(**{**vars(described), "models": models}, seed=seed)
+    environment = described.environment
+    if begun_by := folder.manifest.environment.command:  # printed lines name the keys of this one
+        environment = Environment.of({**environment.entries, "command": [*begun_by]})
+    folder.note(**{**vars(described), "models": models, "environment": environment}, seed=seed)
 
 
 def note_models(folder: RunFolder, models: Mapping[str, ModelEntry]) -> None:

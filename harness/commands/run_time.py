@@ -3,7 +3,7 @@
 A sweep or an audition is a list of forwards (`harness.theory.cost`), which a dry run prices on
 cards. This machine is one more card: how fast it copies memory and multiplies is timed for about a
 second, before anything is loaded. It is an upper estimate: texts that end early and drafts that are
-dropped or need fewer visits make a run shorter. Of a sweep in looks there are two: where the first
+dropped or need fewer visits make a run shorter. Of a run in looks there are two: where the first
 look decides, and where none does.
 """
 
@@ -26,6 +26,7 @@ from harness.commands.tasks import (
     Task,
     missing_answers,
     planned_turns,
+    prompts_at,
     sweep_tasks,
     text_tasks,
 )
@@ -155,14 +156,22 @@ def audition_work(
     drafts: Sequence[ModelConf],
     prompts: Sequence[Prompt],
     price: Price = lambda _: 0.0,
+    looks: int = LOOKS,
 ) -> Work:
-    """The forwards of an audition in which no draft is dropped; `price` as in `sweep_work`."""
+    """The forwards of an audition; `price` as in `sweep_work`.
+
+    Args:
+        looks: after which the drafts that follow the first one are dropped.
+    """
     turns, rest = planned_turns(prompts, config), list[Forwards]()
     tasks = text_tasks(turns, config)
+    among = len(drafts) if looks == LOOKS else 1
     for conf in drafts:
-        rest += scores(tasks, conf, config)
+        part = LOOKS if conf is drafts[0] else looks
+        rest += scores(tasks[: prompts_at(len(tasks), part)], conf, config)
         if config.latency_from is None and config.latency.target_ms is None:
-            rest += _timed(turns, config, conf, timed_ks(config.k), price, among=len(drafts))
+            most = None if part == LOOKS else prompts_at(LEAST_VISITS, part)
+            rest += _timed(turns, config, conf, timed_ks(config.k), price, most, among)
     count = 0 if config.traces_from else len(tasks) + missing_answers(prompts)
     return Work(generated(count, _mean_length(turns), config.new_tokens, config.batch), rest)
 
@@ -328,18 +337,19 @@ def run_time(
     def work_of(new_tokens: int, price: Price, looks: int = LOOKS) -> Work:
         asked = replace(config, new_tokens=new_tokens)
         if isinstance(asked, AuditionConfig):
-            return audition_work(asked, drafts, prompts, price)
+            return audition_work(asked, drafts, prompts, price, looks)
         return sweep_work(asked, prompts, price, looks)
 
     needed = _needed_bytes(sizes, max(lengths) + config.new_tokens)
     most = RunTime(work_of, price, config.new_tokens, needed, budget_s=config.budget_s)
-    if not isinstance(config, SweepConfig) or config.until == "all" or config.mode == "replay":
+    looks = len(drafts) > 1 if isinstance(config, AuditionConfig) else config.mode != "replay"
+    if config.until == "all" or not looks:
         return most
-    # Cells that are not precise are measured again
-    cells = len({prompt.prompt_set for prompt in prompts}) * len(config.temperature)
-    again_s = CELL_S * cells * len(config.speculative_ks)
-    decided = replace(most, work=partial(work_of, looks=1))
-    return replace(most, again_s=again_s, decided=decided)
+    again_s = 0.0
+    if isinstance(config, SweepConfig):  # cells that are not precise are measured again
+        cells = len({prompt.prompt_set for prompt in prompts}) * len(config.temperature)
+        again_s = CELL_S * cells * len(config.speculative_ks)
+    return replace(most, again_s=again_s, decided=replace(most, work=partial(work_of, looks=1)))
 
 
 def _needed_bytes(sizes: Mapping[str, ModelSize], positions: int) -> float:

@@ -13,7 +13,7 @@ from harness import formatting as fmt
 from harness.engine_facts.draft_kinds import UNKNOWN, kind_of
 from harness.engine_facts.engines import OWN, drafts_alike, spec_of, with_lines
 from harness.records import RULES, Decision, Rule, Source, first, grouped
-from harness.summary import Answer, RoundTokens, ServedSummary, Summary
+from harness.summary import Answer, Caveat, RoundTokens, ServedSummary, Summary
 
 MOST_SETS = 4  # prompt sets that get a column of the grid
 DECISIONS: Mapping[Decision, str] = {
@@ -240,15 +240,14 @@ def timed_by(served: ServedSummary | None) -> str:
     return ", by processor time" if served is not None and served.clock == "cpu" else ""
 
 
-def cost_that_pays(emitted: RoundTokens, *, name_k: bool = True) -> str:
+def cost_that_pays(emitted: RoundTokens) -> str:
     """The cost of a round below which it pays, and that of the engine that was timed.
 
-    "pays if a round of K=2 takes less time than 2.30 plain tokens (here 1.65)"
+    "pays if drafting and checking 2 tokens takes less time than 2.30 ordinary tokens (here 1.65)"
     """
-    a_round = f"a round of K={emitted.k}" if name_k else "a round"
     return (
-        f"pays if {a_round} takes less time than {fmt.decimal(emitted.pays_below)} plain"
-        f" tokens{_own_cost(emitted)}"
+        f"pays if drafting and checking {fmt.number_of(emitted.k, 'token', 'tokens')} takes less"
+        f" time than {fmt.decimal(emitted.pays_below)} ordinary tokens{_own_cost(emitted)}"
     )
 
 
@@ -262,6 +261,17 @@ def _own_cost(emitted: RoundTokens) -> str:
     how = ", interpolated" if emitted.interpolated else ""
     place = f"at {GIVEN}" if emitted.given else "here"
     return f" ({place} {fmt.decimal(emitted.own_cost)}{how})"
+
+
+def larger_to_try(summary: Summary) -> Caveat | None:
+    """The caveat that the K to serve is the largest tried; None where another choice is as good."""
+    caveat, shown = first(summary.caveats, code="k_at_edge"), marked(summary)
+    if caveat is None or shown is None or not shown.answer.speculates:
+        return None
+    answer, values = shown.answer, caveat.values
+    named = {"draft": answer.named[0], "k": answer.named[1], "temperature": answer.temperature}
+    at_edge = named.items() <= values.items()
+    return caveat if at_edge and not any(each.tied for each in answer.candidates) else None
 
 
 def own_answer(summary: Summary, temperature: float) -> Answer | None:

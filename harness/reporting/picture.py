@@ -97,11 +97,15 @@ def drawn(bars: Sequence[Bar], width: int, symbols: str = FANCY) -> list[str]:
 def worth(summary: Summary) -> str:
     """The time of a token before and after, and what a workload saves; "" without a gain.
 
+    Nor where a plain token took very unlike times, so that neither is known.
+
     "ms per token: 3.39 before, 1.87 after; a thousand such requests take 46 s less."
     """
     shown = grid.marked(summary)
     answer = shown and shown.answer
     if answer is None or not answer.speculates or not answer.speedup or answer.plain_s is None:
+        return ""
+    if first(summary.caveats, code="plain_tokens_unlike"):
         return ""
     after_s, saved_s = answer.plain_s / answer.speedup, answer.saved_s_per_request
     parts = [f"ms per token: {fmt.in_ms(answer.plain_s)} before, {fmt.in_ms(after_s)} after"]

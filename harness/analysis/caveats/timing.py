@@ -46,7 +46,7 @@ def _say_busy_machine(values: Quoted) -> str:
             " what is timed"
         )
     again = ", or with clock=cpu, on one thread" if values.get("clock") == "engine" else ""
-    return f"{busy}: time it on a quiet machine{again}"
+    return f"{busy}; repeat on a quiet machine{again}"
 
 
 @caveat("caution", _say_busy_machine)
@@ -136,15 +136,10 @@ _THROTTLED = {
 
 def _say_plain_tokens_unlike(values: Quoted) -> str:
     if values["drafts"] > 1:
-        return (
-            f"at temperature {values['temperature']:g} the target's plain token took"
-            f" {values['times']}: the machine was not equally fast, so the ranks of these do not"
-            " compare; time them again on a quiet machine"
-        )
+        return f"unsteady machine: a plain token took {values['times']}; their ranks do not compare"
     return (
-        f"at temperature {values['temperature']:g} a plain token took {values['times']} and a bare"
-        f" step, the same work, {fmt.in_ms(values['step_s'])} ms: the machine's pace changed, so"
-        " predictions may be off"
+        f"unsteady machine: a plain token took {values['times']} in the loop,"
+        f" {fmt.in_ms(values['step_s'])} ms alone"
     )
 
 
@@ -156,7 +151,7 @@ def plain_tokens_unlike(
 
     It is the same work next to whichever draft, and nearly that of a bare step, against which that
     of a single draft is held. Not where an answer is undecided for it.
-    times: "6.3 ms (a), 1.6 ms (b)", or of one "6.3 ms"; drafts: how many.
+    times: "1.6 to 6.3 ms with a and b", or of one "6.3 ms"; drafts: how many.
     """
     found: dict[float, Values] = {}
     refused = {answer.temperature for answer in answers if answer.reason == "drafts_not_compared"}
@@ -178,10 +173,10 @@ def plain_tokens_unlike(
                 found[apart] = {**values, "times": times, "step_s": step_s}
         elif temperature not in refused and (gaps := plain_tokens_apart(timed)):
             named = {draft for drafts in gaps for draft in drafts}
-            slowest_first = sorted(named, key=lambda draft: -timed[draft].rounds.plain_s)
-            times = ", ".join(
-                f"{fmt.in_ms(timed[draft].rounds.plain_s)} ms ({draft})" for draft in slowest_first
-            )
+            plain = {draft: timed[draft].rounds.plain_s for draft in named}
+            *slower, fastest = sorted(named, key=lambda draft: -plain[draft])
+            least, most = (fmt.in_ms(pick(plain.values())) for pick in (min, max))
+            times = f"{least} to {most} ms with {', '.join(slower)} and {fastest}"
             found[max(gaps.values())] = {**values, "times": times}
     if found:
         yield found[max(found)]
@@ -214,8 +209,8 @@ def predictions_off(errors: Mapping[float, PredictionError]) -> Iterator[Values]
 
 @caveat(
     "note",
-    "steps of {roles} are launch-bound: overhead, not reading weights, takes most of them, so"
-    " c = {c:.2f} says more about this engine than about the models",
+    "steps of {roles} are mostly overhead of launching kernels, so on another engine rounds may"
+    " cost more or less",
 )
 def launch_bound(bounds: Sequence[StepBound], times: StepTimes | None) -> Iterator[Values]:
     """Whose steps wait for launches, and c = draft step / target step."""

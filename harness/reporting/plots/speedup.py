@@ -6,11 +6,11 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from harness import formatting as fmt
-from harness.records import ResultRow, first, grouped, where
+from harness.records import ResultRow, grouped, where
 from harness.reporting import grid
 from harness.reporting.plots import style
-from harness.reporting.tables import stability
 from harness.reporting.tables.leaderboard import PLAIN, Board, boards, name_of
+from harness.reporting.tables.sweep import cells_of
 from harness.summary import LeaderboardRow, Summary
 
 GAIN_CAPTION = (
@@ -31,12 +31,9 @@ def draw_by_k(summary: Summary) -> style.Plot | None:
 
     With several drafts a panel per temperature and prompt set, with a series per draft.
     """
-    points = [
-        row
-        for row in summary.generated
-        if row.k > 0 and row.speedup is not None and stability.of_cell(summary, row) is None
-        if not _of_few_prompts(summary, row)
-    ]
+    cells = [each for each in cells_of(summary) if each.unstable is None]
+    speedups = {id(each.row): each.speedup for each in cells if each.speedup and each.speedup[0]}
+    points = [each.row for each in cells if id(each.row) in speedups]
     if not points:
         return None
     replayed = summary.run.replay_only
@@ -55,7 +52,8 @@ def draw_by_k(summary: Summary) -> style.Plot | None:
     by_panel = grouped(points, panel_of)
     lines_of = grouped(lines, lambda row: (panel_of(row), series_of(row)))
     figure, axes = style.panels(len(by_panel), y="speedup")
-    known = [v for r in points + lines for v in (r.speedup, r.speedup_hi) if v is not None]
+    known = [value for each in speedups.values() for value in each if value is not None]
+    known += [row.speedup for row in lines if row.speedup is not None]
     axes[0].set_ylim(0.0, 1.08 * max(1.25, *known))
     for panel, (at, rows) in zip(axes, sorted(by_panel.items()), strict=True):
         ks = sorted({row.k for row in points + lines if panel_of(row) == at})
@@ -66,7 +64,7 @@ def draw_by_k(summary: Summary) -> style.Plot | None:
             index = names.index(name)
             _prediction_line(panel, lines_of.get((at, name), ()), style.look(index)["color"])
             at_ks = style.dodge([row.k for row in series], index, len(names))
-            values = [fmt.bounded(row) for row in series]
+            values = [speedups[id(row)] for row in series]
             style.points(panel, at_ks, values, label=name, linestyle="none", **style.look(index))
         prompts = f", {at[1]} prompts" if several else ""
         panel.set_title(f"temperature {fmt.temperature(at[0])}{prompts}")
@@ -74,23 +72,14 @@ def draw_by_k(summary: Summary) -> style.Plot | None:
     engines = f" (accepted as on {grid.engines_by_rule()[rule]})" if several and rule else ""
     under, shown = REPLAYED_UNDER.format(engines=engines), BY_REPLAY
     if not replayed:
-        bars = any(row.speedup_lo is not None for row in points)
-        under = GAIN_UNDER.format(intervals=", with 95 % interval" if bars else "")
+        bars = any(low is not None for _, low, _ in speedups.values())
+        under = GAIN_UNDER.format(intervals=", with interval" if bars else "")
         shown = BY_MEASUREMENT.format(
             intervals=" with their intervals" if bars else "",
             lines=", the prediction as a line" if lines else "",
         )
     caption = GAIN_CAPTION.format(points=shown)
     return style.plot("speedup_vs_k.svg", caption, figure, under)
-
-
-def _of_few_prompts(summary: Summary, row: ResultRow) -> bool:
-    """True of a K that was not chosen, which was to run on fewer prompts than plain decoding."""
-    cell = {"prompt_set": row.prompt_set, "temperature": row.temperature}
-    plain = first(summary.alone, source=row.source, k=0, **cell)
-    if row.status != "complete" or plain is None:
-        return False
-    return (row.prompts or 0) < (plain.prompts or 0)
 
 
 def _predicted(summary: Summary) -> list[ResultRow]:

@@ -6,6 +6,7 @@ from harness.analysis.caveats import RECORDS
 from harness.command_words import as_typed
 from harness.engine_facts.draft_kinds import DRAFTS
 from harness.records import GREEDY_RESULTS, grouped
+from harness.reporting import grid
 from harness.reporting.sentences import as_sentence
 from harness.summary import Caveat, RunFacts, Summary, TextCheck
 
@@ -107,7 +108,12 @@ def greedy_counts(checks: Iterable[TextCheck]) -> str:
 
 def caveats(summary: Summary) -> tuple[str, ...]:
     """Every caveat as a sentence, `cautions` first; without the warning of `banner`."""
-    notes = (caveat(each) for each in _every(summary) if not _is_caution(each))
+    answered = grid.larger_to_try(summary)
+    notes = (
+        caveat(each)
+        for each in _every(summary)
+        if not _is_caution(each) and each != answered  # which the answer has
+    )
     return (*cautions(summary), *notes)
 
 

@@ -45,7 +45,7 @@ def _counted(server: RunningServer) -> Iterator[str]:
     yield (
         f"{title} emits {tokens} tokens per round {at}"
         f" ({total.rounds:,} rounds{requests} in {total.seconds:.0f} s):"
-        f" speculation pays there if a round takes less time than {tokens} plain tokens."
+        f" speculation pays there if a round takes less time than {tokens} ordinary tokens."
     )
     if total.accepted_at:
         shares = ", ".join(map(fmt.decimal, total.acceptance_by_position))

@@ -19,7 +19,7 @@ from harness.engine_facts.engines import OWN, spec_of
 from harness.records import GREEDY, first
 from harness.reporting import grid, serving_commands
 from harness.reporting.sentences import comparison, plan, running, served
-from harness.summary import Answer, CheckResult, ServedSummary, Summary, VerdictReason
+from harness.summary import Answer, Caveat, CheckResult, ServedSummary, Summary, VerdictReason
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
 NO_ADVICE = "Not a recommendation (dummy weights): "
@@ -57,7 +57,7 @@ def of_answers(summary: Summary) -> tuple[str, ...]:
     else:
         more += [SYNTHETIC_ONLY] if synthetic else []
         more += [_no_engine(summary, shown), _other_engine(summary, shown)]
-    answered = f"{prefix}{answer_sentence(shown.answer)}"
+    answered = f"{prefix}{answer_sentence(shown.answer, grid.larger_to_try(summary))}"
     return (answered, " ".join(filter(None, more)), *_other_refusals(summary, shown))
 
 
@@ -76,9 +76,8 @@ def _other_engine(summary: Summary, shown: grid.Marked) -> str:
     if other.answer.round is None:
         return ""
     engines = "another engine" if other.every or len(other.servers) > FEW else other.engines
-    if other.answer.named == shown.answer.named:
-        return f"On {engines} it surely {grid.cost_that_pays(other.answer.round, name_k=False)}."
-    return f"On {engines} {other.answer.named[0]} surely {grid.cost_that_pays(other.answer.round)}."
+    it = "it" if other.answer.named == shown.answer.named else other.answer.named[0]
+    return f"On {engines} {it} {grid.cost_that_pays(other.answer.round)}."
 
 
 def _no_engine(summary: Summary, shown: grid.Marked) -> str:
@@ -119,14 +118,18 @@ def _other_refusals(summary: Summary, shown: grid.Marked) -> Iterator[str]:
             yield f"{_capital(where)}: {grid.words(answer)}{apart} {why}."
 
 
-def answer_sentence(answer: Answer) -> str:
+def answer_sentence(answer: Answer, at_edge: Caveat | None = None) -> str:
     """The answer of one engine in one sentence or two: what to do, and how sure that is.
 
     "Use tiny_good with K=2: 1.33 times as fast (95 %: 1.23 to 1.43). K=4 is as good within error."
+
+    Args:
+        at_edge: the caveat that its K is the largest tried.
     """
     if answer.speculates:
         use = f"Use {pair(*answer.named, answer.p_min)}: {times_as_fast(answer)}"
-        return f"{use}.{_ties(answer)}"
+        larger = " K={k} is the largest tried; try k=[{ks}]."
+        return f"{use}.{larger.format(**at_edge.values) if at_edge else _ties(answer)}"
     reason = _reason(answer)
     if answer.chance is not None and answer.gain is not None and answer.decision == "undecided":
         return f"{_odds(answer)} {reason}."
@@ -176,11 +179,12 @@ def _ties(answer: Answer) -> str:
         names = [f"K={ks[0]} to {ks[-1]}"]
     thresholds = [p_min for each, p_min in alike if each == k and p_min != (answer.p_min or 0.0)]
     names += [f"p_min={p_min:g}" for p_min in thresholds]
-    names += dict.fromkeys(f"the draft {each.draft}" for each in tied if each.draft != draft)
+    names += dict.fromkeys(str(each.draft) for each in tied if each.draft != draft)
     if not names:
         return ""
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f" {_capital(listed)} {'is' if len(names) == 1 else 'are'} as good within error."
+    several = len(names) > 1 or " to " in listed
+    return f" {_capital(listed)} {'are' if several else 'is'} as good within error."
 
 
 def _odds(answer: Answer) -> str:
@@ -210,19 +214,19 @@ def _evidence(summary: Summary, shown: grid.Marked) -> str:
         where = f"with toy models {where}"
     if answer.source != "measured":
         rule = "" if answer.temperature == GREEDY else _rule(answer)
-        return f"Predicted by replay{rule} {where}."
+        return f"Predicted{rule} {where}."
     timed = f"Timed {where}."
     named = next((each for each in answer.by_k if each.k == answer.named[1]), None)
     if answer.pairs is None or named is None or named.predicted is None:
         return timed
     leads = max(answer.by_k, key=lambda each: each.predicted or 0.0)
-    changed = f" K={named.k} led by replay when it was chosen, K={leads.k} does now."
+    changed = f" By now K={leads.k} is predicted faster."
     part = answer.pairs
     of_all = f"{part.measured} of " if part.measured < part.prompts else ""
     return (
-        f"{timed} Predicted {fmt.speedup(named.predicted)}; measured on {of_all}"
-        f"{fmt.number_of(part.prompts, 'prompt', 'prompts')}, and corrected for choosing"
-        f" K.{'' if leads == named or leads.tied else changed}"
+        f"{timed} Predicted {fmt.speedup(named.predicted)}, measured on {of_all}"
+        f"{fmt.number_of(part.prompts, 'prompt', 'prompts')}."
+        f"{'' if leads == named or leads.tied else changed}"
     )
 
 
@@ -248,7 +252,7 @@ def _place(summary: Summary, answer: Answer) -> str:
 def _not_timed(entry: Answer, values: Quoted) -> str:
     if entry.round is None:
         return "nor is it known what its rounds would emit"
-    return f"{_candidate(values)} {grid.cost_that_pays(entry.round, name_k=False)}"
+    return f"{_candidate(values)} {grid.cost_that_pays(entry.round)}"
 
 
 def _capital(text: str) -> str:
@@ -348,11 +352,12 @@ def _first_difference(values: Quoted) -> str:
 def _given_numbers(entry: Answer, values: Quoted) -> str:
     k, alpha, needed = values["k"], values["alpha"], values["breakeven_alpha"]
     origin = "measured by the server" if values["measured"] else "by arithmetic"
-    reason = f"K={k} gives {fmt.gain(entry)} {origin}"
+    reason = f"{fmt.gain(entry)} {origin}"
+    if entry.decision != "speculate":
+        reason = f"K={k}, the best, gives {reason}"
     if entry.decision != "speculate" and alpha is not None:
-        loses = f"at K={k} even alpha = 1 loses"
-        needs = loses if needed is None else f"K={k} needs alpha >= {needed:.2f}"
-        reason += f"; {needs}" if needed is None else f"; {needs} and has {alpha:.2f}"
+        needs = "" if needed is None else f"it needs alpha >= {needed:.2f} and has {alpha:.2f}"
+        reason += f"; {needs or 'even alpha = 1 loses'}"
     requests, least = values.get("requests"), values.get("needed")
     if requests is not None:
         floor = "" if least is None else f", and below {least} there is no interval"
@@ -402,7 +407,7 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
     "drafts_not_compared": lambda _, values: (
         f"plain decoding took {fmt.in_ms(values['slow_s'])} ms a token next to {values['slow']} and"
         f" {fmt.in_ms(values['fast_s'])} ms next to {values['fast']}, so the machine's pace may"
-        " have ranked the drafts; time them again on a quiet machine"
+        " have ranked the drafts; repeat on a quiet machine"
     ),
     "impossible_speedup": _impossible_speedup,
     "given_numbers": _given_numbers,
@@ -569,15 +574,16 @@ def after_answers(summary: Summary) -> NextStep | None:
     if summary.served is not None:
         again = "serve your own requests so (prompts.files=[...] measures with them)"
         return None if summary.run.own_prompts else NextStep(again)
-    if answer.source == "measured":
-        if summary.run.own_prompts or any(
-            each.measure for each in serving_commands.snippets_of(summary)
-        ):
-            return None
-        return NextStep("run your own requests with this draft and without it, and compare")
-    if answer.run is not None or serving_commands.served_target(summary) is not None:
+    timed_elsewhere = answer.run is not None or serving_commands.served_target(summary) is not None
+    if answer.source != "measured" and timed_elsewhere:
         return _measured_there(summary, answer)
-    return NextStep("the same sweep with mode=measure measures what is predicted")
+    if any(each.measure for each in serving_commands.snippets_of(summary)):
+        return None
+    if answer.source != "measured":
+        return NextStep("the same sweep with mode=measure measures what is predicted")
+    if summary.run.own_prompts:
+        return None
+    return NextStep("run your own requests with this draft and without it, and compare")
 
 
 def after_an_audition(summary: Summary) -> NextStep | None:
@@ -596,7 +602,7 @@ def after_an_audition(summary: Summary) -> NextStep | None:
         return None
     rule = "" if answer.temperature == GREEDY else as_typed("decode.rule", answer.rule)
     keys = (*pair, *_drafting(answer), as_typed("p_min", [answer.p_min]) if answer.p_min else "")
-    return NextStep(f"measure it on {OWN.title}", _sweep(summary, *keys, rule))
+    return NextStep("measure it", _sweep(summary, *keys, rule))
 
 
 def _decided(summary: Summary) -> Answer | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 
 from harness import formatting as fmt
@@ -32,7 +33,9 @@ def grid_table(summary: Summary) -> Table:
     rows = list(grid.rows(summary))
     names = list(dict.fromkeys(answer.prompt_set for row in rows for answer in row.sets))
     alone = names if 1 < len(names) <= grid.MOST_SETS else []
-    columns = columns_by(alone, "{} alone", _words_of_set)
+    # Elsewhere the cells have the speedups
+    of_set = partial(_words_of_set, with_speedup=summary.run.command == "audition")
+    columns = columns_by(alone, "{} alone", of_set)
     notes = (*_shares(summary), *_grid_notes(rows, summary))
     return _grid((*GRID, *columns), rows, notes)
 
@@ -85,21 +88,21 @@ def _faster_elsewhere(summary: Summary) -> Iterator[str]:
         yield f"Faster here, but not available on {engine.in_rows}: {', '.join(faster)}."
 
 
-def _words_of_set(row: GridRow, name: str) -> str | None:
-    """The answer of one prompt set, with the speedup where a draft pays.
+def _words_of_set(row: GridRow, name: str, *, with_speedup: bool) -> str | None:
+    """The answer of one prompt set.
 
-    Where one K was measured, the best by replay follows it if it is another one: "small, K=2:
-    1.62x; K=8 by replay 2.60x, not measured".
+    Where one K was measured, the best by replay follows it if it is another one: "small, K=2; K=8
+    predicted faster".
     """
     answer = first(row.sets, prompt_set=name)
     if answer is None:
         return None
-    gain = f": {fmt.speedup(answer.speedup)}" if answer.speculates else ""
+    gain = f": {fmt.speedup(answer.speedup)}" if with_speedup and answer.speculates else ""
     best = max(answer.by_k, key=lambda each: each.speedup, default=None)
     other = ""
     predicted = best is not None and best.source == "replayed" and answer.source == "measured"
     if best and predicted and best.speedup > max(1.0, answer.speedup or 0.0):
-        other = f"; K={best.k} by replay {fmt.speedup(best.speedup)}, not measured"
+        other = f"; K={best.k} predicted faster"
     return f"{grid.words(answer)}{gain}{other}"
 
 

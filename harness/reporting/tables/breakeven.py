@@ -63,6 +63,7 @@ MEASURED_NOTE = (
     "{computed} = tokens per round / (K c + v), which for a given acceptance_rate a is the linear"
     " rule (1 + K a) / (K c + v). Compare alpha, not acceptance_rate, with the break-even alpha."
 )
+ESTIMATED_NOTE = "K whose rate was not given: by the iid model, at the alpha of the nearest K."
 SERVER_NOTE = "measured speedup: by the server's own times, which the verdict is of."
 BY_K_NOTE = (
     "A K pays while its round costs less than its tokens per round in plain tokens. Round times are"
@@ -91,8 +92,14 @@ def measured_table(summary: Summary) -> Table:
     title, columns = "From the acceptance that was given", _measured_columns(summary)
     server = summary.server_speedups
     computed = "predicted speedup" if server else "speedup"
-    notes = (SERVER_NOTE if server else "", MEASURED_NOTE.format(computed=computed))
-    return table(title, columns, summary.from_acceptance, notes=notes)
+    rows = summary.from_acceptance
+    estimated = len({row.alpha for row in rows}) < len(rows)
+    notes = (
+        SERVER_NOTE if server else "",
+        MEASURED_NOTE.format(computed=computed),
+        ESTIMATED_NOTE if estimated else "",
+    )
+    return table(title, columns, rows, notes=notes)
 
 
 def by_k_table(summary: Summary) -> Table:

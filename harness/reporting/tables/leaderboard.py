@@ -130,7 +130,7 @@ CHOICE_NOTE = (
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
 LOOKUP_NOTE = "A look-up ({}) has no break-even alpha: most rounds find fewer than K tokens."
 SET_NOTE = "A row holds for a server that gets prompts of this set only."
-TOO_FEW_NOTE = "Of fewer than {} prompts a set is undecided, and its speedup has no interval."
+TOO_FEW_NOTE = "Of fewer than {} prompts a set is undecided."
 STEP_NOTE = (
     "draft step: one draft token; of an n-gram look-up, one look-up. c: draft step / target step."
 )
@@ -345,7 +345,8 @@ def prompt_set_table(summary: Summary) -> Table:
     )
     shown = summary.headline
     place = f", {grid.at_place(shown)}, {grid.evidence(shown)}" if shown else ""
-    return table(f"Each prompt set alone{place}", SETS, answers, notes=notes)
+    columns = SETS if summary.run.command == "audition" else SETS[:-1]  # the cells have the speedup
+    return table(f"Each prompt set alone{place}", columns, answers, notes=notes)
 
 
 def costs_table(summary: Summary) -> Table:

@@ -14,6 +14,7 @@ from harness.reporting.sentences.run import greedy_counts
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import (
+    Answer,
     DistributionTest,
     ReplayCheck,
     Summary,
@@ -30,6 +31,7 @@ class SweepCell(NamedTuple):
     unstable: Unstable | None
     replay: ReplayCheck | None  # its tokens per round, measured and by replay
     of: int  # prompts of the set that the run decoded
+    answer: Answer | None  # of the set, where it names this K
 
     @property
     def prompts(self) -> str | None:
@@ -44,8 +46,19 @@ class SweepCell(NamedTuple):
 
     @property
     def speedup(self) -> fmt.Bounded | None:
-        """The speedup with its interval; None for plain decoding."""
-        return fmt.bounded(self.row) if self.row.k else None
+        """The speedup on all prompts of the set, with its interval; None for plain decoding.
+
+        Where a part of them was measured it is the answer's, or follows from what rounds took and
+        from the tokens per round that replay has of all.
+        """
+        row, predicted = self.row, self.predicted
+        if self.prompts is None or not row.k or not predicted:
+            return fmt.bounded(row) if row.k else None
+        if self.answer is not None:
+            return fmt.bounded(self.answer)
+        if not row.speedup or not row.tokens_per_round or not predicted.tokens_per_round:
+            return None
+        return row.speedup * predicted.tokens_per_round / row.tokens_per_round, None, None
 
     @property
     def predicted_speedup(self) -> float | None:
@@ -54,10 +67,8 @@ class SweepCell(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """Predicted / measured - 1; None where the prediction is of more prompts."""
-        predicted, measured = self.predicted_speedup, self.row.speedup
-        if self.prompts is not None and self.row.status == "complete":
-            return None
+        """Predicted / measured - 1."""
+        predicted, measured = self.predicted_speedup, (self.speedup or (None,))[0]
         return predicted / measured - 1 if predicted and measured else None
 
     @property
@@ -89,8 +100,8 @@ CELLS: tuple[Column[SweepCell], ...] = (
 )
 
 PROMPTS_NOTE = (
-    "prompts: of the set's, where a sweep that ends when its verdicts are decided (until=decided)"
-    " measured a K on a part. Predicted speedups are of all, so such rows have no prediction error."
+    "prompts: measured ones; their speedup is that of all prompts of the set, by the tokens per"
+    " round that replay has of these."
 )
 ALPHA_NOTE = (
     "Compare break-even alpha with alpha, never with acceptance_rate (accepted / drafted), which"
@@ -116,7 +127,7 @@ THRESHOLD_NOTE = (
 NO_ROOT_NOTE = "break-even alpha none: even alpha = 1 loses at that K."
 
 
-def cells_table(summary: Summary) -> Table:
+def cells_of(summary: Summary) -> list[SweepCell]:
     """Every prompt set, temperature and K that was run, temperatures ascending."""
     rows = summary.generated
     predicted = {_cell_key(row): row for row in summary.alone if row.source == "replayed"}
@@ -124,19 +135,30 @@ def cells_table(summary: Summary) -> Table:
     for row in summary.alone:
         cell = row.temperature, row.prompt_set
         sizes[cell] = max(sizes.get(cell, 0), row.prompts or 0)
+    answers = {
+        (each.prompt_set, each.temperature, *each.named): each
+        for each in summary.answers
+        if each.timed
+    }
     checks = {(each.prompt_set, each.temperature, each.k): each for each in summary.replay_checks}
     groups = grouped(rows, lambda row: (row.temperature or 0.0, row.prompt_set or "all"))
-    cells = [
+    return [
         SweepCell(
             row,
             None if row.source != "measured" else predicted.get(_cell_key(row)),
             stability.of_cell(summary, row),
             checks.get((row.prompt_set or "", row.temperature or 0.0, row.k)),
             sizes[row.temperature, row.prompt_set],
+            answers.get((row.prompt_set or "", row.temperature, row.draft, row.k)),
         )
         for _, group in sorted(groups.items(), key=lambda item: item[0][0])
         for row in sorted(group, key=lambda row: row.k)
     ]
+
+
+def cells_table(summary: Summary) -> Table:
+    """The cells of a run, with their predictions."""
+    cells = cells_of(summary)
     run, served = summary.run, summary.served
     title = f"Cells {grid.timed_place(summary)}{grid.timed_by(served)}"
     return table(
@@ -147,7 +169,7 @@ def cells_table(summary: Summary) -> Table:
             *(_incomplete(cell.row) for cell in cells if cell.row.status != "complete"),
             ALPHA_NOTE if any(cell.acceptance_rate is not None for cell in cells) else "",
             NO_ROOT_NOTE if any(cell.breakeven == fmt.NO_ROOT for cell in cells) else "",
-            GAP_NOTE if checks else "",
+            GAP_NOTE if summary.replay_checks else "",
             SERVED_NOTE if served and any(cell.predicted for cell in cells) else "",
             CPU_NOTE if served and served.clock == "cpu" else "",
             _thresholds(summary),
