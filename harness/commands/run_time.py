@@ -237,7 +237,7 @@ def about(least_s: float, most_s: float) -> str:
     """The time of a run in looks: "about 40 s if the first look decides, at most about 3 min"."""
     least, most = fmt.duration(least_s), fmt.duration(most_s)
     if least == most:
-        return f"at most about {most}"
+        return f"about {most}"
     return f"about {least} if the first look decides, at most about {most}"
 
 

@@ -175,7 +175,7 @@ def plain_tokens_unlike(
             named = {draft for drafts in gaps for draft in drafts}
             plain = {draft: timed[draft].rounds.plain_s for draft in named}
             *slower, fastest = sorted(named, key=lambda draft: -plain[draft])
-            least, most = (fmt.in_ms(pick(plain.values())) for pick in (min, max))
+            least, most = fmt.in_ms(plain[fastest]), fmt.in_ms(plain[slower[0]])
             times = f"{least} to {most} ms with {', '.join(slower)} and {fastest}"
             found[max(gaps.values())] = {**values, "times": times}
     if found:
