@@ -144,7 +144,7 @@ def test_the_first_line_is_vllms_after_the_command_that_measures_it() -> None:
     )
     sampled, *_ = snippets_of(decided(serve_on="vllm_probabilistic"))
     assert speculative_config(sampled)["draft_sample_method"] == "probabilistic"
-    assert "less time than 3.00 plain tokens" in sampled.notes[0]
+    assert "less time than 3.00 ordinary tokens" in sampled.notes[0]
     assert "engine=vllm " in sampled.measure
     assert sampled.measure.endswith("decode.rule=ratio")
 
@@ -278,7 +278,7 @@ def test_a_threshold_is_served_where_the_engine_ends_drafts_as_the_harness_does(
     snippets = lines(decided(p_min=0.3))
     assert "K=4, p_min=0.3: not measured" in snippets["transformers"].title
     assert "assistant_confidence_threshold = 0.3" in snippets["transformers"].code
-    assert "less time than 3.00 plain tokens" in snippets["transformers"].notes[0]
+    assert "less time than 3.00 ordinary tokens" in snippets["transformers"].notes[0]
     for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm"):
         assert "p_min" not in snippets[engine].title
         assert "p-min" not in snippets[engine].code
@@ -501,7 +501,7 @@ def test_another_look_up_than_this_runs_emits_no_known_tokens() -> None:
     alike = tuple(spec.title for spec in with_lines().values() if "ngram" in spec.alike)
     assert alike
     for title, snippet in of_kind("ngram").items():
-        assert ("plain tokens" in snippet.notes[0]) == title.startswith(alike), title
+        assert ("ordinary tokens" in snippet.notes[0]) == title.startswith(alike), title
 
 
 def test_a_run_that_decides_nothing_has_no_line() -> None:
