@@ -99,7 +99,7 @@ def worth(summary: Summary) -> str:
 
     Nor where a plain token took very unlike times, so that neither is known.
 
-    "ms per token: 3.39 before, 1.87 after; a thousand such requests take 46 s less."
+    "ms per token: 3.39 before, 1.87 after; 46 s less per thousand requests."
     """
     shown = grid.marked(summary)
     answer = shown and shown.answer
@@ -110,7 +110,7 @@ def worth(summary: Summary) -> str:
     after_s, saved_s = answer.plain_s / answer.speedup, answer.saved_s_per_request
     parts = [f"ms per token: {fmt.in_ms(answer.plain_s)} before, {fmt.in_ms(after_s)} after"]
     if saved_s is not None:
-        parts.append(f"a thousand such requests take {fmt.duration(1e3 * saved_s)} less")
+        parts.append(f"{fmt.duration(1e3 * saved_s)} less per thousand requests")
     plain_usd, usd = summary.plain_usd_per_million_tokens, summary.usd_per_million_tokens
     if plain_usd is not None and usd is not None:
         parts.append(f"10^6 tokens: {fmt.dollars(plain_usd)} before, {fmt.dollars(usd)} after")
