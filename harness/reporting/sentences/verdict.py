@@ -272,19 +272,19 @@ def gain(summary: Summary) -> str | None:
     if not summary.ceilings:
         return None
     typed = any(times.source == "typed" for times in summary.round_times)
-    times = "these step times" if typed else f"the round times of {OWN.title} on this machine"
+    speculation = "With these step times speculation" if typed else f"Speculation on {OWN.title}"
     most = max(summary.ceilings, key=lambda ceiling: ceiling.ideal_speedup)
     possible = [entry for entry in summary.ceilings if entry.breakeven_alpha is not None]
     if not possible:
         return (
-            f"With {times} speculation cannot pay: even if every draft token were"
-            f" accepted, K={most.k} would give {fmt.speedup(most.ideal_speedup)}."
+            f"{speculation} cannot pay: even if every draft token were accepted,"
+            f" K={most.k} would give {fmt.speedup(most.ideal_speedup)}."
         )
     easiest = min(possible, key=lambda ceiling: (ceiling.breakeven_alpha or 0.0, ceiling.k))
     return (
-        f"With {times} speculation needs an alpha above"
-        f" {easiest.breakeven_alpha:.2f} (K={easiest.k}); at most"
-        f" {fmt.speedup(most.ideal_speedup)} is possible (K={most.k}, every draft token accepted)."
+        f"{speculation} needs an alpha above {easiest.breakeven_alpha:.2f} (K={easiest.k}) and"
+        f" gives at most {fmt.speedup(most.ideal_speedup)} (K={most.k}, every draft token"
+        " accepted)."
     )
 
 
