@@ -386,21 +386,16 @@ def _document(command: str, status: int, outcome: Outcome | None = None, printed
 
 
 def _print_jobs() -> None:
-    from harness.reporting import index
     from harness.reporting.console import print_table, standard_output
-    from harness.reporting.tables.leaderboard import targets_table
+    from harness.reporting.index import jobs_tables
 
     common = set.intersection(*({*each.words} for each in _jobs))
-    lines = [
-        index.job_line(" ".join(w for w in each.words if w not in common), each.folder, each.status)
+    jobs = [
+        (" ".join(word for word in each.words if word not in common), each.folder, each.status)
         for each in _jobs
     ]
-    if any(line.verdict for line in lines):
-        print_table(index.jobs_table(lines), standard_output())
-    folders = [each.folder for each in _jobs if each.folder is not None]
-    targets = targets_table(index.jobs_summaries(folders))
-    if targets.rows:
-        print_table(targets, standard_output())
+    for table in jobs_tables(jobs):
+        print_table(table, standard_output())
 
 
 def _outcome(command: str, config: DictConfig, words: Sequence[str]) -> tuple[int, Outcome | None]:

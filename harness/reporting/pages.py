@@ -166,12 +166,10 @@ PAGES: Mapping[str, Page] = {
 
 
 def page_of(summary: Summary) -> Page:
-    """The page of the command that made a run."""
     return PAGES[summary.run.command]
 
 
 def title_of(summary: Summary) -> str:
-    """The title of a run's report."""
     run = summary.run
     pair = " with ".join(name for name in (run.model, run.draft) if name) or "a pair"
     return page_of(summary).title.format(pair=pair)

@@ -94,7 +94,6 @@ def _of_few_prompts(summary: Summary, row: ResultRow) -> bool:
 
 
 def _predicted(summary: Summary) -> list[ResultRow]:
-    """The predicted rows of a run that measured cells as well."""
     return [
         row
         for row in summary.alone

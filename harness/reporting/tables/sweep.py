@@ -44,7 +44,6 @@ class SweepCell(NamedTuple):
 
     @property
     def speedup(self) -> fmt.Bounded | None:
-        """The speedup with its interval; None for plain decoding."""
         return fmt.bounded(self.row) if self.row.k else None
 
     @property
@@ -160,7 +159,6 @@ def cells_table(summary: Summary) -> Table:
 
 
 def _incomplete(row: ResultRow) -> str:
-    """A note on a cell that did not complete, with its error."""
     at = f"{row.prompt_set}, temperature {fmt.temperature(row.temperature)}, K={row.k}"
     return f"{at} is {row.status}{f': {row.error}' if row.error else '.'}"
 
@@ -225,7 +223,6 @@ DISTRIBUTION_NOTES = (
 
 
 def text_table(summary: Summary) -> Table:
-    """The comparison of greedy texts with plain decoding's, text by text."""
     title = "Greedy output, speculative against plain"
     differ = any(check.first_difference is not None for check in summary.text_checks)
     notes = TEXT_NOTES if differ else TEXT_NOTES[:1]
@@ -233,6 +230,5 @@ def text_table(summary: Summary) -> Table:
 
 
 def distribution_table(summary: Summary) -> Table:
-    """The tests of sampled tokens against the target's distribution, by offset in a round."""
     title = "Sampled output against the target's distribution"
     return table(title, DISTRIBUTIONS, summary.distribution_tests, notes=DISTRIBUTION_NOTES)
