@@ -633,8 +633,8 @@ class ModelsConfig(CommandConfig):
     @property
     def thresholds(self) -> list[float]:
         """The `p_min` above 0 of drafts here; those of a server run are its servers'."""
-        own = isinstance(self, SweepConfig | AuditionConfig)
-        return [p_min for p_min in (own and self.p_min) or () if p_min]
+        p_mins = self.p_min if isinstance(self, SweepConfig | AuditionConfig) else None
+        return [p_min for p_min in p_mins or () if p_min]
 
     @property
     def prompts_of_a_set(self) -> int:
@@ -945,10 +945,6 @@ class ServerConfig(PairConfig):
         return float(self.p_min[0])
 
     def check(self) -> None:
-        """Refuse addresses that are none, or not one per server.
-
-        Fills in what is measured.
-        """
         if ADAPTIVE in self.k:
             self.adaptive, self.k = True, [k for k in self.k if k != ADAPTIVE]
         if not any(self.k):
@@ -1067,10 +1063,6 @@ class AuditionConfig(ModelsConfig):
         return f"{command} of {names} for {self.model.name}"
 
     def check(self) -> None:
-        """A single draft is the only one, or one that `drafts` names; texts have one source.
-
-        Fills in what is measured.
-        """
         if self.on_servers:
             _check_served(self)
         elif self.flags:
@@ -1139,7 +1131,6 @@ def _check_served(config: AuditionConfig) -> None:
 
 def _check_sources(config: AuditionConfig) -> None:
     """Refuse what does not go with texts, scores and times from elsewhere."""
-    given = [n for n in ("texts_from", "traces_from") if getattr(config, n)]
     timed = config.latency.target_ms is not None or config.latency_from is not None
     for draft in map(split_draft, config.drafts or ()):
         if draft.id is not None and draft.id.startswith(("http://", "https://")):
@@ -1151,21 +1142,21 @@ def _check_sources(config: AuditionConfig) -> None:
         check_address("texts_from", config.texts_from)
         if config.decode.stop_strings:
             raise UserError("texts_from: not with decode.stop_strings, which a server may cut")
-    if len(given) > 1:
+    if config.texts_from and config.traces_from:
         raise UserError("texts_from and traces_from: give one of the two")
-    if given and given != ["traces_from"] and not timed:
+    if config.texts_from and not timed:
         raise UserError(
-            f"{given[0]}: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
+            "texts_from: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
             " or latency_from=RUN"
         )
     if config.latency.measure and config.traces_from is None:
         raise UserError("latency.measure: with traces_from=RUN only; else steps are timed")
     if config.latency.measure and timed:
         raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
-    if config.decode.penalises:
-        given.append("decode.repetition_penalty")
-    if config.thresholds and given and not config.on_servers:
-        raise UserError(f"p_min={config.p_min}: not with {given[0]}; leave one out")
+    penalty = "decode.repetition_penalty" if config.decode.penalises else None
+    source = "texts_from" if config.texts_from else "traces_from" if config.traces_from else penalty
+    if config.thresholds and source and not config.on_servers:
+        raise UserError(f"p_min={config.p_min}: not with {source}; leave one out")
 
 
 @dataclass
