@@ -62,11 +62,11 @@ def simulate(path: Path, kinds: Sequence[Kind], chunks: int, counts: Counts) -> 
             if len(done.get(kind, ())) > chunk:
                 continue
             begun = time.process_time()
-            entry = dict(zip(("world", "truth", "size"), kind, strict=True))
-            entry["counts"] = counts(kind, chunk)
-            entry["seconds"] = time.process_time() - begun
+            world, truth, size = kind
+            entry = {"world": world, "truth": truth, "size": size, "counts": counts(kind, chunk)}
+            seconds = time.process_time() - begun
             with path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+                file.write(json.dumps({**entry, "seconds": seconds}) + "\n")
 
 
 def counts_of(kind: Kind, chunk: int) -> Counter[str]:
