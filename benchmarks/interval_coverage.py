@@ -12,10 +12,12 @@ missed.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scipy.stats import beta
@@ -35,9 +37,13 @@ CELLS = (0.92, 0.98)
 VERDICTS = 0.02
 
 
-def stored(path: Path) -> dict[tuple[str, str, int], list[Counter[str]]]:
+Kind = tuple[str, str, int]  # world, truth and size
+Counts = Callable[[Kind, int], Counter[str]]
+
+
+def stored(path: Path) -> dict[Kind, list[Counter[str]]]:
     """Chunks that were finished, by world, truth and size; a line cut short is left out."""
-    chunks: dict[tuple[str, str, int], list[Counter[str]]] = {}
+    chunks: dict[Kind, list[Counter[str]]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
@@ -48,21 +54,26 @@ def stored(path: Path) -> dict[tuple[str, str, int], list[Counter[str]]]:
     return chunks
 
 
-def simulate(path: Path, number: int) -> None:
+def simulate(path: Path, kinds: Sequence[Kind], chunks: int, counts: Counts) -> None:
     """Append what is missing, the kinds of reports in turn, so that all grow alike."""
-    done = stored(path)
-    kinds = [(w, t, n) for w in WORLDS for t in TRUTHS for n in SIZES]
-    for chunk in range(-(-number // CHUNK)):
-        for world, truth, size in kinds:
-            if len(done.get((world, truth, size), ())) > chunk:
+    for chunk in range(chunks):
+        done = stored(path)
+        for kind in kinds:
+            if len(done.get(kind, ())) > chunk:
                 continue
-            seed = [chunk, list(WORLDS).index(world), list(TRUTHS).index(truth), size]
             begun = time.process_time()
-            counts = reports(world, TRUTHS[truth], size, CHUNK, seed)
-            entry = {"world": world, "truth": truth, "size": size, "counts": counts}
+            world, truth, size = kind
+            entry = {"world": world, "truth": truth, "size": size, "counts": counts(kind, chunk)}
             seconds = time.process_time() - begun
             with path.open("a") as file:
                 file.write(json.dumps({**entry, "seconds": seconds}) + "\n")
+
+
+def counts_of(kind: Kind, chunk: int) -> Counter[str]:
+    """The counts of a chunk of reports."""
+    world, truth, size = kind
+    seed = [chunk, list(WORLDS).index(world), list(TRUTHS).index(truth), size]
+    return reports(world, TRUTHS[truth], size, CHUNK, seed)
 
 
 def table(path: Path) -> int:
@@ -106,7 +117,8 @@ def main() -> int:
     parser.add_argument("--reports", type=int, default=2000)
     parser.add_argument("--file", type=Path, default=Path("interval_coverage.jsonl"))
     args = parser.parse_args()
-    simulate(args.file, args.reports)
+    kinds = [*itertools.product(WORLDS, TRUTHS, SIZES)]
+    simulate(args.file, kinds, -(-args.reports // CHUNK), counts_of)
     return int(table(args.file) > 0)
 
 

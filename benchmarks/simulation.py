@@ -18,30 +18,40 @@ measured best.
 """
 
 import argparse
+import json
 import resource
+import shutil
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from pathlib import Path
 from time import process_time
 
 import numpy as np
-from servers import WAITS, widened, with_section
+import torch
+from safetensors.torch import load_file, save_file
+from servers import WAITS, with_section
 
 from harness.analysis.plan_simulation import load_checks
 from harness.analysis.planned_server import Server
 from harness.cli import compose
 from harness.commands import server
+from harness.config import ModelConf
+from harness.models import embedded
+from harness.models.load import load as load_model
 from harness.records import GREEDY, grouped
 from harness.simulation import Costs, Stream, Text, at_random, simulate
 from harness.storage import load
 from harness.summary import Percentiles, PlanCheck
 from harness.theory.replay import by_start
+from tools.gguf_file import write_gguf
 
 K, REQUESTS, REPEATS, MANY = 3, 6000, 3, 100_000
 
 
 # Of the measured server: its target's feed-forward width, K, and shares of the least capacity
 WIDTH, KS, SHARES = 5120, (0, 2, 4), (0.3, 0.6, 0.9)
+# With equal weights K = 1 of hard prompts and K = 2 of easy ones nearly tie
+WEIGHTS = "prompts.weights={easy: 3, hard: 1}"
 MEASURED = (
     *("threads=1", "temperature=[0]", "until=all", "clock=engine"),
     *("draft=tiny_good", "k=[2,4]", "new_tokens=48", "repetitions=1"),
@@ -92,9 +102,38 @@ def main() -> None:
         asked.out.write_text(with_section(asked.out.read_text(), title, "\n".join(lines)))
 
 
+def widened(folder: Path, engine: str) -> list[str]:
+    """The shipped target with the same texts and slower tokens, and the keys that take it.
+
+    Zeros widen its feed-forward layers: a token takes some ms of processor time, so that a
+    request's time is the server's and hardly the client's, while a drafted token costs enough of it
+    for K to differ.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shipped = Path(embedded.__file__).parent / "tiny"
+    for file in shipped.iterdir():
+        if file.suffix == ".json":
+            shutil.copy(file, folder)
+    settings = json.loads((shipped / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "intermediate_size": WIDTH}))
+    weights = load_file(shipped / "model.safetensors")
+    more = WIDTH - settings["intermediate_size"]
+    for name, weight in weights.items():
+        if name.endswith(("gate_proj.weight", "up_proj.weight")):
+            weights[name] = torch.nn.functional.pad(weight, (0, 0, 0, more))
+        elif name.endswith("down_proj.weight"):
+            weights[name] = torch.nn.functional.pad(weight, (0, more))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    words = ["model=hf", f"model.id={folder.resolve()}", "model.name=tiny_wide", WEIGHTS]
+    if engine == "llamacpp":
+        loaded = load_model(ModelConf(name="tiny_wide", id=str(folder)), torch.device("cpu"))
+        words.append(f"model.gguf={write_gguf(loaded, folder / 'tiny_wide.gguf')}")
+    return words
+
+
 def measured(folder: Path, engine: str, repeats: int) -> list[Path]:
     """The runs, of which those that are there already are not measured again."""
-    target = [*MEASURED, *ENGINES[engine], *widened(folder / "tiny_wide", WIDTH, engine)]
+    target = [*MEASURED, *ENGINES[engine], *widened(folder / "tiny_wide", engine)]
     (small,) = _runs(folder / "capacity", [*target, f"prompts.limit={FEW}"], 1)
     rates = [f"{share * capacity(small):.3g}" for share in SHARES]
     return _runs(folder / "repeats", [*target, f"rate=[{','.join(rates)}]"], repeats)

@@ -11,9 +11,7 @@ missed.
 
 import argparse
 import itertools
-import json
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from scipy.stats import binom
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from interval_coverage import stored
+from interval_coverage import Kind, simulate, stored
 from simulated_sweeps import TRUTHS, WORLDS, Design, simulated
 
 from harness.stats.two_phase import LOOKS
@@ -39,23 +37,6 @@ FALSE, FALSE_IF_SPECULATION_DRIFTS, LUCK = 0.03, 0.05, 0.05
 COVERAGE = 0.007
 
 Case = tuple[str, str]
-
-
-def simulate(path: Path, cases: list[Case], design: Design, number: int, seed: int) -> None:
-    """Append what is missing, the cases in turn, so that all grow alike."""
-    for chunk in range(-(-number // CHUNK)):
-        done = stored(path)
-        for world, truth in cases:
-            if len(done.get((world, truth, design.prompts), ())) > chunk:
-                continue
-            worlds, truths = list(WORLDS).index(world), list(TRUTHS).index(truth)
-            seeds = [seed, chunk, design.prompts, worlds, truths]
-            begun = time.process_time()
-            counts = simulated(world, truth, design, CHUNK, seeds)
-            entry = {"world": world, "truth": truth, "size": design.prompts, "counts": counts}
-            seconds = time.process_time() - begun
-            with path.open("a") as file:
-                file.write(json.dumps({**entry, "seconds": seconds}) + "\n")
 
 
 def missed(case: Case, counts: Counter[str]) -> list[str]:
@@ -110,7 +91,14 @@ def main() -> int:
     args = parser.parse_args()
     cases = list(itertools.product(args.worlds, args.truths))
     design = Design(args.prompts, args.pairs)
-    simulate(args.file, cases, design, args.reports, args.seed)
+
+    def counts_of(kind: Kind, chunk: int) -> Counter[str]:
+        world, truth, size = kind
+        seeds = [args.seed, chunk, size, list(WORLDS).index(world), list(TRUTHS).index(truth)]
+        return simulated(world, truth, design, CHUNK, seeds)
+
+    kinds = [(*case, design.prompts) for case in cases]
+    simulate(args.file, kinds, -(-args.reports // CHUNK), counts_of)
     columns = ("world", "truth", "reports", "found", "no looks", "sets", "wrong", "workload holds")
     columns += ("set holds", "error", "set error", "pairs", "missed")
     page = Table(title=f"{args.prompts} prompts, {args.pairs} pairs, seed {args.seed}")

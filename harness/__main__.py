@@ -3,8 +3,10 @@
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 
 from harness import PACKAGE
+from harness.cli import run_app
 from harness.config import SCHEMAS
 
 
@@ -12,9 +14,8 @@ def main() -> None:
     """Run a command, list them all, or print the version; status 2 for any other word."""
     words = sys.argv[1:]
     if words and words[0] in SCHEMAS:
-        command = import_module(f"harness.{words[0]}")
-        sys.argv = [str(command.__file__), *words[1:]]
-        command.main()
+        sys.argv = [str(Path(__file__).with_name(f"{words[0]}.py")), *words[1:]]
+        run_app(words[0])
     if "--version" in words:
         print(f"{PACKAGE} {version(PACKAGE)}")
         return

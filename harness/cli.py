@@ -147,7 +147,6 @@ class JobStatus:
 
 
 def note(status: int, folder: str | None = None, words: tuple[str, ...] = ()) -> JobStatus:
-    """Keep a job's result for `run_app`."""
     _jobs.append(JobStatus(status, folder, words))
     return _jobs[-1]
 
@@ -274,7 +273,6 @@ def _report_composition(command: str, error: Exception) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    """The reason of an error of Hydra's, which further lines explain in its own terms."""
     line = str(error).strip().split("\n")[0][:MOST_CHARACTERS]
     if found := UNCONVERTED.match(line):
         return f"'{found['value']}' is not {TYPES.get(found['type'], found['type'])}"
@@ -282,7 +280,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _report_interruption(command: str, stop: KeyboardInterrupt) -> int:
-    """Say what ended the command, and what is kept of the run whose lock it holds; the status."""
     number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
     folder = next(reversed(lock.held()), None)
     consequence = "no run had begun"
@@ -344,7 +341,6 @@ def _interruption_first() -> Iterator[None]:
 
 
 def _flush() -> int:
-    """Flush standard output; if that fails, keep the interpreter from trying again at exit."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -379,40 +375,30 @@ def _run_job(command: str, config: DictConfig, words: Sequence[str]) -> tuple[in
 def _document(command: str, status: int, outcome: Outcome | None = None, printed: str = "") -> str:
     from harness.reporting import document
 
-    errors = [line.removeprefix("error: ") for line in _errors]
-    if outcome is None:
-        return document(command, status, errors=errors)
     return document(
         command,
         status,
-        summary=outcome.summary,
-        folder=outcome.folder,
-        errors=errors,
-        printed=printed,
+        summary=outcome and outcome.summary,
+        folder=outcome and outcome.folder,
+        errors=[line.removeprefix("error: ") for line in _errors],
+        printed=printed if outcome else "",
     )
 
 
 def _print_jobs() -> None:
-    """Print the answers of a multirun's jobs in one table, each with the keys that it alone has."""
-    from harness.reporting import index
     from harness.reporting.console import print_table, standard_output
-    from harness.reporting.tables.leaderboard import targets_table
+    from harness.reporting.index import jobs_tables
 
     common = set.intersection(*({*each.words} for each in _jobs))
-    lines = [
-        index.job_line(" ".join(w for w in each.words if w not in common), each.folder, each.status)
+    jobs = [
+        (" ".join(word for word in each.words if word not in common), each.folder, each.status)
         for each in _jobs
     ]
-    if any(line.verdict for line in lines):
-        print_table(index.jobs_table(lines), standard_output())
-    folders = [each.folder for each in _jobs if each.folder is not None]
-    targets = targets_table(index.jobs_summaries(folders))
-    if targets.rows:
-        print_table(targets, standard_output())
+    for table in jobs_tables(jobs):
+        print_table(table, standard_output())
 
 
 def _outcome(command: str, config: DictConfig, words: Sequence[str]) -> tuple[int, Outcome | None]:
-    """The status of a command's work, and its outcome unless it failed; errors are printed."""
     try:
         with _interruption_first():
             outcome = work(command, to_dataclass(config, words))
@@ -655,7 +641,6 @@ def _refuse_files_of_no_model(words: Sequence[str]) -> None:
 
 
 def _added_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Keys that were added with `+` and that nothing reads."""
     schema: Any = OmegaConf.get_type(config)
     # What is no schema is a mapping of the user's own, such as prompts.weights
     for key in map(str, config) if is_dataclass(schema) else ():

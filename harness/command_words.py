@@ -24,7 +24,6 @@ def as_typed(key: str, value: Any) -> str:
 
 
 def ks_as_typed(ks: Sequence[int]) -> str:
-    """`k=4`, or of several a list."""
     return as_typed("k", ks[0] if len(ks) == 1 else [*ks])
 
 
@@ -57,7 +56,6 @@ def _is_bare(text: Any, form: re.Pattern[str] = _BARE) -> bool:
 
 
 def _quoted(text: str) -> str:
-    """A text in double quotes; backslashes before a quote, the last one included, are doubled."""
     literal = text.replace("${", r"\${")
     inside = re.sub(r'(\\*)("|\Z)', lambda at: 2 * at[1] + ('\\"' if at[2] else ""), literal)
     return f'"{inside}"'

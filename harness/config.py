@@ -19,6 +19,7 @@ from copy import copy
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
@@ -81,16 +82,12 @@ def key(default: Any, meaning: str, **limits: Any) -> Any:
 
 # What an audition on servers tries where nothing is given
 SERVED_KS, SERVED_THRESHOLDS = (1, 2, 4, 8, 16), (0.0, 0.5, 0.75, 0.9)
-# Of a K
 K_LIMITS: Mapping[str, Any] = {
     "least": 0,
     "most": MOST_K,
     "why": "no engine drafts more tokens a round",
     "distinct": True,
 }
-
-
-# A threshold of drafts, and its limits
 P_MIN = "a draft ends at a token below this probability"
 P_MIN_LIMITS: Mapping[str, Any] = {
     "least": 0,
@@ -123,40 +120,29 @@ def _until(meaning: str) -> Any:
     return key(None, meaning, choices=("decided", "all"))
 
 
-def _budget() -> Any:
-    return key(None, "with until=decided: seconds that measuring may take; null: any", above=0)
-
-
-def _engine() -> Any:
-    meaning = "vllm, sglang, llamacpp, mlx, ...: whose serving line comes first"
-    return key(None, meaning, choices=with_lines)
-
-
-def _api_key_env() -> Any:
-    return key(None, "the environment variable that holds the servers' API key")
-
-
-def _served_name() -> Any:
-    return key(None, "the target's name on a server that lists several models")
-
-
-def _loop_clock() -> Any:
-    meaning = "wall: elapsed; cpu: this process's processor time, if others run"
-    return key("wall", meaning, choices=("wall", "cpu"))
-
-
-def _timeout_factor() -> Any:
-    return key(1.0, "of every limit on the time of a request, for a very slow server", above=0)
-
-
 def _number(default: Any, meaning: str, **limits: Any) -> Any:
-    """A whole number, or auto."""
     return key(default, meaning, auto=True, whole=True, least=1, **limits)
 
 
 def _sizes(meaning: str) -> Any:
-    limits: dict[str, Any] = {"auto": True, "form": list, "whole": True, "least": 1}
-    return key("auto", meaning, example="[1,4,16]", distinct=True, **limits)
+    return _number("auto", meaning, form=list, example="[1,4,16]", distinct=True)
+
+
+# Keys of several commands
+BUDGET_S = key(None, "with until=decided: seconds that measuring may take; null: any", above=0)
+ENGINE = key(
+    None, "vllm, sglang, llamacpp, mlx, ...: whose serving line comes first", choices=with_lines
+)
+API_KEY_ENV = key(None, "the environment variable that holds the servers' API key")
+SERVED_NAME = key(None, "the target's name on a server that lists several models")
+LOOP_CLOCK = key(
+    "wall",
+    "wall: elapsed; cpu: this process's processor time, if others run",
+    choices=("wall", "cpu"),
+)
+TIMEOUT_FACTOR = key(
+    1.0, "of every limit on the time of a request, for a very slow server", above=0
+)
 
 
 # ---- a model and its draft -----------------------------------------------------------------------
@@ -175,11 +161,9 @@ class ModelKeys:
     entry: str | None = None
 
     def named(self, name: str) -> str:
-        """The model of this name."""
         return f"{self.group}={name}" if self.entry is None else f"drafts=[{self.entry}]"
 
     def of(self, key: str, value: object = None) -> str:
-        """A key, with the value that it has or should have."""
         if self.entry is None:
             return f"{self.group}.{key}" if value is None else f"{self.group}.{key}={value}"
         if key == "id" and str(value).startswith("embedded:"):
@@ -239,12 +223,10 @@ class ModelConf:
 
     @property
     def spec(self) -> DraftSpec:
-        """The record of its kind."""
         return DRAFTS[self.kind]
 
     @property
     def keys(self) -> ModelKeys:
-        """Names of it and its keys in errors."""
         if isinstance(self, DraftsEntry):
             return ModelKeys("draft", self.name)
         return ModelKeys("draft" if isinstance(self, DraftConf) else "model")
@@ -261,7 +243,6 @@ class ModelConf:
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """The names under which a server may list it."""
         return tuple(name for name in (self.id, self.name, self.gguf) if name)
 
     @property
@@ -310,17 +291,8 @@ class DraftsEntry(DraftConf):
 
 # Keys that an entry of `drafts` may set besides its name and id
 DRAFT_KEYS = (
-    "dtype",
-    "attention",
-    "revision",
-    "device",
-    "device_map",
-    "quantization",
-    "trust_remote_code",
-    "allow_pickle",
-    "block",
-    "layers",
-    "kind",
+    *("dtype", "attention", "revision", "device", "device_map", "quantization"),
+    *("trust_remote_code", "allow_pickle", "block", "layers", "kind"),
 )
 _SETTING = re.compile(r"([a-z_]+)[:=](.+)")
 
@@ -533,11 +505,9 @@ class DecodeConf:
 
     @property
     def penalises(self) -> bool:
-        """True with a repetition penalty."""
         return self.repetition_penalty not in (None, 1.0)
 
     def check(self) -> None:
-        """Refuse stop strings that cannot be meant."""
         for text in self.stop_strings or ():
             if not text:
                 raise UserError("decode.stop_strings: an empty string would end every text")
@@ -628,7 +598,6 @@ class CommandConfig:
     debug: bool = key(False, "show the traceback of an error")
 
     def doing(self, command: str) -> str:
-        """The first line of the command's progress."""
         models = (getattr(self, role, None) for role in ("model", "draft"))
         pair = " with ".join(conf.name for conf in models if conf is not None)
         return f"{command} of {pair}" if pair else command
@@ -662,14 +631,10 @@ class ModelsConfig(CommandConfig):
         return [k for k in self.k if k > 0]
 
     @property
-    def sets_acceptance(self) -> bool:
-        """True where rounds are timed, so that acceptance can be set."""
-        return False
-
-    @property
     def thresholds(self) -> list[float]:
         """The `p_min` above 0 of drafts here; those of a server run are its servers'."""
-        return []
+        p_mins = self.p_min if isinstance(self, SweepConfig | AuditionConfig) else None
+        return [p_min for p_min in p_mins or () if p_min]
 
     @property
     def prompts_of_a_set(self) -> int:
@@ -713,7 +678,9 @@ class ModelsConfig(CommandConfig):
                     f"{where}: read by llama.cpp alone, where harness.server engine=llamacpp"
                     f" or harness.audition starts it; {instead}"
                 )
-        if self.decode.acceptance is not None and not self.sets_acceptance:
+        timed = isinstance(self, ProfileConfig | SweepConfig)
+        timed = timed and getattr(self, "mode", "measure") == "measure"
+        if self.decode.acceptance is not None and not timed:
             raise UserError("decode.acceptance: only a sweep with mode=measure runs such a loop")
         for k in self.speculative_ks if self.decode.acceptance is not None else ():
             rates_for(self.decode.acceptance, k)
@@ -726,7 +693,6 @@ class PairConfig(ModelsConfig):
     draft: DraftConf = field(default_factory=DraftConf)
 
     def check(self) -> None:
-        """Refuse two models of one name, and random weights next to real ones."""
         super().check()
         self.draft = of_target(self.model, self.draft)
         if self.model.name == self.draft.name and self.model.id != self.draft.id:
@@ -779,11 +745,6 @@ class ProfileConfig(PairConfig):
     batches: Any = _sizes("sequences side by side in a timed step; auto: a few that fit")
     gpu: GpuConf | None = None
 
-    @property
-    def sets_acceptance(self) -> bool:
-        """Rounds may be timed with synthetic acceptance."""
-        return True
-
 
 @dataclass
 class SweepConfig(PairConfig):
@@ -792,28 +753,18 @@ class SweepConfig(PairConfig):
     gpu: GpuConf | None = None
     temperature: list[float] = _temperatures(0.0, 1.0)
     p_min: list[float] = key([0.0], f"next to K: {P_MIN}", **P_MIN_LIMITS)
-    engine: str | None = _engine()
+    engine: str | None = ENGINE
     mode: str = key(
         "measure",
         "measure: run generations; replay: from the target's texts alone",
         choices=("measure", "replay"),
     )
     until: str | None = _until("decided: one K, until verdicts are; all: every K on every prompt")
-    budget_s: float | None = _budget()
-    clock: str = _loop_clock()
+    budget_s: float | None = BUDGET_S
+    clock: str = LOOP_CLOCK
     latency_from: str | None = key(
         None, "with mode=replay: a server run whose engine is predicted", path=True
     )
-
-    @property
-    def sets_acceptance(self) -> bool:
-        """Not where the loop is replayed."""
-        return self.mode == "measure"
-
-    @property
-    def thresholds(self) -> list[float]:
-        """The `p_min` above 0."""
-        return [p_min for p_min in self.p_min if p_min]
 
     @property
     def prompts_of_a_set(self) -> int:
@@ -832,7 +783,6 @@ class SweepConfig(PairConfig):
         return None
 
     def check(self) -> None:
-        """A look-up is sure of no token. Fills in what is measured."""
         self.until = _checked_until(self)
         super().check()
         if self.latency_from is not None and self.mode == "measure":
@@ -859,7 +809,6 @@ class SweepConfig(PairConfig):
 
 
 def _check_thresholds(config: "SweepConfig | AuditionConfig") -> None:
-    """Refuse what replay, or a recorded graph, cannot do at a threshold."""
     if not config.thresholds:
         return
     from harness.theory.acceptance_rules import ACCEPTANCE_RULES  # imports numpy
@@ -933,8 +882,8 @@ class ServerConfig(PairConfig):
     )
     engine: str = key("llamacpp", ", ".join(measurable()), choices=measurable)
     url: list[str] | None = key(None, "servers that run, the plain one first, then one per K")
-    api_key_env: str | None = _api_key_env()
-    served_name: str | None = _served_name()
+    api_key_env: str | None = API_KEY_ENV
+    served_name: str | None = SERVED_NAME
     concurrency: list[int] = key(
         [1],
         "requests decoded side by side, a closed loop for each number",
@@ -962,7 +911,7 @@ class ServerConfig(PairConfig):
     score: bool = key(True, "whether both models are loaded, for replay; else a tokenizer")
     servers: Any = _number("auto", "servers that run at a time; auto: all that fit the memory")
     flags: list[str] = key([], "further flags of the servers that are started")
-    timeout_factor: float = _timeout_factor()
+    timeout_factor: float = TIMEOUT_FACTOR
 
     @property
     def not_in_looks(self) -> str | None:
@@ -982,7 +931,6 @@ class ServerConfig(PairConfig):
 
     @property
     def not_with_url(self) -> tuple[str, ...]:
-        """The keys given here that set how a server is started, where none is."""
         if self.url is None:
             return ()
         default = ServerConfig()
@@ -992,11 +940,8 @@ class ServerConfig(PairConfig):
     @property
     def varying(self) -> tuple[Varying, ...]:
         """The kinds of servers with a changing K that are measured besides those of one K."""
-        asked: dict[Varying, bool] = {
-            "schedule": self.schedule is not None,
-            "adaptive": self.adaptive,
-        }
-        return tuple(name for name, wanted in asked.items() if wanted)
+        by_load: tuple[Varying, ...] = () if self.schedule is None else ("schedule",)
+        return (*by_load, "adaptive") if self.adaptive else by_load
 
     @property
     def threshold(self) -> float:
@@ -1004,10 +949,6 @@ class ServerConfig(PairConfig):
         return float(self.p_min[0])
 
     def check(self) -> None:
-        """Refuse addresses that are none, or not one per server.
-
-        Fills in what is measured.
-        """
         if ADAPTIVE in self.k:
             self.adaptive, self.k = True, [k for k in self.k if k != ADAPTIVE]
         if not any(self.k):
@@ -1064,7 +1005,6 @@ def _check_varying(config: ServerConfig) -> None:
 
 
 def _check_threshold(config: ServerConfig) -> None:
-    """Refuse a threshold that the engine does not have, or whose rounds are not replayed."""
     if len(config.p_min) != 1:
         raise UserError(
             f"p_min={config.p_min}: give one value a run, as p_min=[0.75]; of GGUF files"
@@ -1100,18 +1040,18 @@ class AuditionConfig(ModelsConfig):
     temperature: list[float] = _temperatures(0.0, 1.0)
     batch: int = key(32, "completions of the target generated together", least=1)
     until: str | None = _until("decided: losing drafts are dropped; all: every cell is measured")
-    budget_s: float | None = _budget()
-    engine: str | None = _engine()
+    budget_s: float | None = BUDGET_S
+    engine: str | None = ENGINE
     p_min: list[float] | None = key(None, f"next to K: {P_MIN}", **P_MIN_LIMITS)
     flags: list[str] = key([], "of files: further flags of the servers")
     traces_from: str | None = key(
         None, "a run whose texts, scores and other keys are used", path=True
     )
     texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
-    api_key_env: str | None = _api_key_env()
-    served_name: str | None = _served_name()
-    timeout_factor: float = _timeout_factor()
-    clock: str = _loop_clock()
+    api_key_env: str | None = API_KEY_ENV
+    served_name: str | None = SERVED_NAME
+    timeout_factor: float = TIMEOUT_FACTOR
+    clock: str = LOOP_CLOCK
     latency_from: str | None = key(
         None, "a run whose times are used; a server run: its engine's", path=True
     )
@@ -1121,17 +1061,12 @@ class AuditionConfig(ModelsConfig):
     )
 
     def doing(self, command: str) -> str:
-        """The command, its drafts and their target, or the auditions whose cards are ranked."""
         if self.combine:
             return f"ranking the cards of {len(self.combine)} auditions"
         names = ", ".join(split_draft(entry).name for entry in self.drafts or [])
         return f"{command} of {names} for {self.model.name}"
 
     def check(self) -> None:
-        """A single draft is the only one, or one that `drafts` names; texts have one source.
-
-        Fills in what is measured.
-        """
         if self.on_servers:
             _check_served(self)
         elif self.flags:
@@ -1149,11 +1084,6 @@ class AuditionConfig(ModelsConfig):
             raise UserError(
                 f"draft={self.draft.name} and drafts: give one of the two, or name it in drafts"
             )
-
-    @property
-    def thresholds(self) -> list[float]:
-        """The `p_min` above 0."""
-        return [p_min for p_min in self.p_min or () if p_min]
 
     @property
     def prompts_of_a_set(self) -> int:
@@ -1197,17 +1127,14 @@ def _check_served(config: AuditionConfig) -> None:
         config.p_min = [*SERVED_THRESHOLDS]
     if config.new_tokens is None:  # each draft scores every token by itself
         config.new_tokens = 64
-    names = ("texts_from", "traces_from", "latency_from", "latency.measure")
-    names = (*names, "latency.target_ms", "latency.draft_ms")
-    for name in names:
-        group, _, inner = name.rpartition(".")
-        if getattr(getattr(config, group) if group else config, inner):
+    latency = ("latency.measure", "latency.target_ms", "latency.draft_ms")
+    for name in ("texts_from", "traces_from", "latency_from", *latency):
+        if attrgetter(name)(config):
             raise UserError(f"{name}: not with {config.model.where}, whose servers are timed")
 
 
 def _check_sources(config: AuditionConfig) -> None:
     """Refuse what does not go with texts, scores and times from elsewhere."""
-    given = [n for n in ("texts_from", "traces_from") if getattr(config, n)]
     timed = config.latency.target_ms is not None or config.latency_from is not None
     for draft in map(split_draft, config.drafts or ()):
         if draft.id is not None and draft.id.startswith(("http://", "https://")):
@@ -1219,21 +1146,21 @@ def _check_sources(config: AuditionConfig) -> None:
         check_address("texts_from", config.texts_from)
         if config.decode.stop_strings:
             raise UserError("texts_from: not with decode.stop_strings, which a server may cut")
-    if len(given) > 1:
+    if config.texts_from and config.traces_from:
         raise UserError("texts_from and traces_from: give one of the two")
-    if given and given != ["traces_from"] and not timed:
+    if config.texts_from and not timed:
         raise UserError(
-            f"{given[0]}: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
+            "texts_from: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
             " or latency_from=RUN"
         )
     if config.latency.measure and config.traces_from is None:
         raise UserError("latency.measure: with traces_from=RUN only; else steps are timed")
     if config.latency.measure and timed:
         raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
-    if config.decode.penalises:
-        given.append("decode.repetition_penalty")
-    if config.thresholds and given and not config.on_servers:
-        raise UserError(f"p_min={config.p_min}: not with {given[0]}; leave one out")
+    penalty = "decode.repetition_penalty" if config.decode.penalises else None
+    source = "texts_from" if config.texts_from else "traces_from" if config.traces_from else penalty
+    if config.thresholds and source and not config.on_servers:
+        raise UserError(f"p_min={config.p_min}: not with {source}; leave one out")
 
 
 @dataclass
@@ -1316,7 +1243,6 @@ class PlanConfig(CommandConfig):
     dry_run: bool = key(False, "say what is known and what is missing, and stop")
 
     def check(self) -> None:
-        """Refuse a plan without a goal, and several values of a key that holds one."""
         if self.tpot_ms is None and self.ttft_ms is None:
             raise UserError("tpot_ms: no goal is given; give tpot_ms=... or ttft_ms=..., or both")
         if self.temperature is not None and len(self.temperature) > 1:
@@ -1339,8 +1265,8 @@ class ReportConfig(CommandConfig):
         [], "requests that an engine's server recorded", distinct=True, path=True
     )
     metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")
-    api_key_env: str | None = _api_key_env()
-    served_name: str | None = _served_name()
+    api_key_env: str | None = API_KEY_ENV
+    served_name: str | None = SERVED_NAME
     latency_from: str | None = key(
         None, "with metrics: a run whose round times price every K", path=True
     )
@@ -1351,12 +1277,11 @@ class ReportConfig(CommandConfig):
         least=0,
         example="[0]",
     )
-    engine: str | None = _engine()
+    engine: str | None = ENGINE
     png: bool = key(False, "with run: write plots/*.png next to the svg files")
     fail_below: float | None = key(None, "exit status 1 below this speedup, or ratio (runs=)")
 
     def check(self) -> None:
-        """Refuse what is no address of a server."""
         if self.metrics is not None:
             check_address("metrics", self.metrics)
 
@@ -1461,7 +1386,6 @@ def _fits(value: Any, whole: bool, limits: Mapping[str, Any]) -> bool:
 
 
 def _wanted(whole: bool, limits: Mapping[str, Any]) -> str:
-    """The numbers that are accepted, in words."""
     auto = "auto or " if "auto" in limits else ""
     zero = f"0 ({limits['zero']}) or " if "zero" in limits else ""
     low = f"of at least {limits['least']}" if "least" in limits else f"above {limits['above']}"
@@ -1487,6 +1411,5 @@ def group_of(entry: Field[Any]) -> type[Any] | None:
 
 
 def is_list(entry: Field[Any]) -> bool:
-    """True where a key holds a list."""
     kinds = (entry.type, *get_args(entry.type))
     return entry.metadata.get("form") is list or any(get_origin(kind) is list for kind in kinds)

@@ -47,7 +47,6 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def where(records: Iterable[Record], **wanted: object) -> list[Record]:
-    """The records whose fields have these values."""
     return [
         record
         for record in records
@@ -83,7 +82,6 @@ class UserError(Exception):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The lines, one for each argument."""
         return tuple(map(str, self.args))
 
     def __str__(self) -> str:
@@ -115,7 +113,6 @@ class BrokenLogitsError(UserError):
     """
 
     def __init__(self, who: str, position: int, text: str = "") -> None:
-        """Name the model, the position and, where it is known, the text."""
         where = f"position {position}" + (f" of {text}" if text else "")
         super().__init__(
             f"{who}: its logits are not finite at {where}; check its weights or its dtype"
@@ -260,7 +257,6 @@ class Trial:
 
     @property
     def key(self) -> TextKey:
-        """The key of the target's text that this generation is."""
         return TextKey(self.prompt_set, self.prompt, self.repetition, self.temperature)
 
     @property
@@ -316,7 +312,6 @@ class TextTrace:
 
     @property
     def key(self) -> TextKey:
-        """The key of the target's text."""
         return TextKey(self.prompt_set, self.prompt, self.repetition, self.temperature)
 
     @property
@@ -344,7 +339,6 @@ class DraftConfidence:
 
     @property
     def key(self) -> TextKey:
-        """The key of the target's text."""
         return TextKey(self.prompt_set, self.prompt, self.repetition, self.temperature)
 
 

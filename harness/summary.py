@@ -139,7 +139,6 @@ class CandidateSpeedup:
 
     @property
     def name(self) -> tuple[str, int, float | None]:
-        """The draft, K and threshold."""
         return self.draft, self.k, self.p_min
 
 
@@ -192,13 +191,11 @@ class Answer:
     def undecided(
         cls, temperature: float | None, prompt_set: str, reason: VerdictReason, values: Values
     ) -> "Answer":
-        """An undecided answer without a draft, a K and a speedup."""
         nothing = (None, None, None)
         return cls("undecided", None, 0, temperature, prompt_set, *nothing, reason, values)
 
     @property
     def speculates(self) -> bool:
-        """True where a draft is to be served."""
         return self.decision == "speculate"
 
     @property
@@ -223,7 +220,6 @@ class Answer:
 
     @property
     def by_k(self) -> tuple[CandidateSpeedup, ...]:
-        """The speedups of the named draft at the named threshold, by K."""
         draft, _, p_min = self.name
         of_draft = (each for each in self.candidates if (each.draft, each.p_min) == (draft, p_min))
         return tuple(sorted(of_draft, key=lambda each: each.k))
@@ -344,7 +340,6 @@ class RunFacts:
 
     @property
     def dummies(self) -> tuple[str, ...]:
-        """The names of the models with random weights."""
         return tuple(model.name for model in self.models if model.weights == "dummy")
 
 
@@ -502,7 +497,6 @@ class TextCheck:
 
     @property
     def id(self) -> tuple[str, str, int, int]:
-        """The prompt set, prompt, repetition and K of the text."""
         return self.prompt_set, self.prompt, self.repetition, self.k
 
 
@@ -752,12 +746,10 @@ class Comparison:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all runs, the reference first."""
         return (self.reference, *(run.name for run in self.runs))
 
     @property
     def failed(self) -> bool:
-        """True where a run's speedup fell below the threshold."""
         return any(run.outcome == "fail" for run in self.runs)
 
 
@@ -841,7 +833,6 @@ class UserLatency:
 
     @property
     def queue_grows(self) -> bool:
-        """True where requests arrive faster than the server completes them."""
         return self.behind is not None and self.behind > QUEUE_GROWS
 
 
@@ -951,7 +942,6 @@ class StartedServers:
 
     @property
     def number(self) -> int:
-        """The number of servers."""
         return len(self.ks) + len(self.rejecting)
 
 
@@ -1015,12 +1005,10 @@ class Counted:
 
     @property
     def drafted_per_round(self) -> float | None:
-        """None where drafted tokens are not counted, or without a round."""
         return None if self.drafted is None or not self.rounds else self.drafted / self.rounds
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """The share of rounds that accepted at least 1, 2, ... tokens."""
         return tuple(count / self.rounds for count in self.accepted_at) if self.rounds else ()
 
 
@@ -1075,7 +1063,6 @@ class PlanChoice:
 
     @property
     def drafts(self) -> bool:
-        """True where the choice has a draft that is used."""
         return any(self.ks) if self.policy == "by_load" else self.k > 0
 
 
@@ -1128,7 +1115,6 @@ class Plan:
 
     @property
     def servable(self) -> tuple[PlanChoice, ...]:
-        """The choices that the engine can be started with."""
         return tuple(each for each in self.choices if each.on_engine)
 
     @property
@@ -1144,7 +1130,6 @@ class Plan:
 
     @property
     def plain(self) -> PlanChoice:
-        """The choice without a draft."""
         return next(choice for choice in self.choices if choice.k == 0)
 
 
@@ -1216,12 +1201,10 @@ class Summary:
 
     @property
     def per_temperature(self) -> tuple[Answer, ...]:
-        """The answers of the headline's engine on the whole workload."""
         return tuple(answer for answer in self.shown if answer.prompt_set == "all")
 
     @property
     def per_prompt_set(self) -> tuple[Answer, ...]:
-        """The answers of the headline's engine on each prompt set alone."""
         return tuple(answer for answer in self.shown if answer.prompt_set != "all")
 
     @property

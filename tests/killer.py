@@ -18,6 +18,7 @@ from typing import Any
 
 from runs import without_plots
 
+from harness.cli import run_app
 from harness.commands import sweep_looks, timing
 from harness.measurement import round_times, step_times
 
@@ -97,7 +98,7 @@ class Attempts:
         sys.argv = [self.command, f"results_root={self.root / name}", *self.overrides, *extra]
         status = 1
         try:
-            import_module(f"harness.{self.command}").main()
+            run_app(self.command)
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
         finally:

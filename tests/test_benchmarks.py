@@ -203,15 +203,18 @@ def test_the_cost_of_replay_stands_next_to_the_loops(
     assert "the loop in all 96 cells: " in out
 
 
-def test_the_widened_target_says_what_the_shipped_one_says(tmp_path: Path) -> None:
-    servers = script("servers")
-    words = dict(word.split("=", 1) for word in servers.widened(tmp_path))
-    shipped = Path(servers.embedded.__file__).parent / "tiny"
+def test_the_widened_target_says_what_the_shipped_one_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    simulation = script("simulation")
+    words = dict(word.split("=", 1) for word in simulation.widened(tmp_path, "vllm"))
+    shipped = Path(simulation.embedded.__file__).parent / "tiny"
     tokens = torch.arange(2, 30)[None]
     one, other = (
         AutoModelForCausalLM.from_pretrained(folder) for folder in (shipped, words["model.id"])
     )
-    assert other.config.intermediate_size == servers.WIDE
+    assert other.config.intermediate_size == simulation.WIDTH
     with torch.inference_mode():
         torch.testing.assert_close(other(tokens).logits, one(tokens).logits, atol=1e-4, rtol=1e-4)
 

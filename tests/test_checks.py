@@ -12,7 +12,7 @@ import torch
 from random_models import change_special_tokens, qwen3, save, swap_tokens
 from runs import FROZEN, assert_replay_is_exact, outcome_of, ran
 
-import harness.sweep
+from harness.cli import run_app
 from harness.config import ModelConf
 from harness.models.load import load
 from harness.records import UserError
@@ -218,7 +218,7 @@ def test_a_command_prints_each_problem_on_a_line_of_its_own(
     words = ["draft=./nowhere", "new_tokens=100000", "dry_run=true"]
     monkeypatch.setattr(sys, "argv", ["harness/sweep.py", *words])
     with pytest.raises(SystemExit) as ended:
-        harness.sweep.main()
+        run_app("sweep")
     assert ended.value.code == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert [line.partition(":")[2][:16] for line in lines] == [

@@ -227,23 +227,6 @@ def test_an_auditions_draft_is_that_of_the_group_wherever_drafts_names_it() -> N
 
 
 @pytest.mark.parametrize(
-    "override",
-    [
-        "k=[1.5]",
-        "k=[two]",
-        "k=two",
-        "temperature=[hot]",
-        "model=no_such_model",
-        "no_such_key=1",
-        "seed=x",
-    ],
-)
-def test_what_the_types_refuse_fails_while_composing(override: str) -> None:
-    with pytest.raises(HydraException):
-        compose("sweep", [override])
-
-
-@pytest.mark.parametrize(
     ("key", "value", "says"),
     [
         ("k", [-1], "k: -1"),

@@ -174,12 +174,13 @@ class Results(dict[str, bytes]):
 
 @pytest.fixture(autouse=True)
 def stored(monkeypatch: pytest.MonkeyPatch) -> Results:
-    """The results volume's files; no test reaches Modal."""
+    """The results volume's files; no test reaches Modal, or waits for it."""
     results = Results()
     Call.made.clear()
     monkeypatch.setattr("modal.current_function_call_id", lambda: Call.running)
     monkeypatch.setattr(FunctionCall, "from_id", lambda number: Call.made[number])
     monkeypatch.setattr(modal_app, "runs", results)
+    monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
     return results
 
 
@@ -434,9 +435,7 @@ def test_resume_waits_for_a_launch_that_runs_and_starts_no_second_writer(
     stored: Results,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
     overrides = " ".join([*SWEEP[1:], f"results_root={tmp_path / 'results'}"])
     assert typed(modal_app.sweep, model="tiny", gpu="L4", overrides=overrides) == 0
     launch = capsys.readouterr().out.split()[1]
@@ -529,7 +528,6 @@ def test_a_launch_that_another_call_has_begun_meanwhile_is_waited_for(
     coordinator = Overtaken(tmp_path)
     monkeypatch.setattr(modal_app, "on_gpu", card)
     monkeypatch.setattr(modal_app, "in_cloud", coordinator)
-    monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
     (delivery,) = modal_app._started([job])
     assert delivery.error == "RuntimeError: no such card was free"
     assert capsys.readouterr().out.count(f"{job.launch}: still running, waiting for it") == 1
@@ -546,7 +544,6 @@ def test_a_coordinator_that_is_replaced_takes_the_calls_that_run(
 ) -> None:
     card, job = Card(), sweep_job()
     monkeypatch.setattr(modal_app, "on_gpu", card)
-    monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
     running = Call(lambda: remote.Delivery(job, 1, error="of the first call"), polls=2)
     content = {"call": running.object_id, "app": modal_app.app.app_id}
     stored[f"{job.launch}/{job.name}/call.json"] = json.dumps(content).encode()
@@ -557,35 +554,29 @@ def test_a_coordinator_that_is_replaced_takes_the_calls_that_run(
     assert line == "sweep-l4: still running or queued, waiting (0 min)"
 
 
-@pytest.mark.parametrize("answer", [ServiceError, InternalError, exception.ConnectionError])
-def test_a_job_goes_on_where_modal_is_not_reached_for_a_while(
-    answer: type[Exception],
+@pytest.mark.parametrize(
+    ("card", "line", "times"),
+    [
+        ({"answer": ServiceError}, "Modal was not reached, asking again", 2),
+        ({"answer": InternalError}, "Modal was not reached, asking again", 2),
+        ({"answer": exception.ConnectionError}, "Modal was not reached, asking again", 2),
+        ({"running": 0}, "no container with L4 so far", 2),
+        ({"running": 1}, "no container with L4 so far", 0),
+        ({"running": None}, "no container with L4 so far", 0),  # also where nobody can say
+    ],
+)
+def test_a_job_is_waited_for_and_what_it_waits_for_is_said(
+    card: dict[str, Any],
+    line: str,
+    times: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    card = Card(absent="L4", polls=2, answer=answer)
-    monkeypatch.setattr(modal_app, "on_gpu", card)
-    monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
+    monkeypatch.setattr(modal_app, "on_gpu", Card(absent="L4", polls=2, **card))
     delivery = coordinated(sweep_job(), tmp_path)
     assert delivery.error == "RuntimeError: no such card was free", "of the job itself"
-    assert capsys.readouterr().out.count("sweep-l4: Modal was not reached, asking again") == 2
-
-
-@pytest.mark.parametrize("running", [0, 1, None])
-def test_a_job_that_waits_for_a_card_says_so_and_one_that_runs_does_not(
-    running: int | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(modal_app, "on_gpu", Card(absent="L4", polls=2, running=running))
-    monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
-    delivery = coordinated(sweep_job(), tmp_path)
-    assert delivery.error == "RuntimeError: no such card was free", "also where nobody can say"
-    lines = capsys.readouterr().out.splitlines()
-    waits = [line for line in lines if line.startswith("sweep-l4: no container with L4 so far")]
-    assert len(waits) == (2 if running == 0 else 0)
+    assert capsys.readouterr().out.count(f"sweep-l4: {line}") == times
 
 
 @pytest.mark.parametrize("error", [TimeoutError, ServiceError])

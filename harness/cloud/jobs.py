@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from harness.commands.eligible_drafts import sizes_of
 from harness.config import SCHEMAS, GpuConf, ModelConf, is_folder
 from harness.engine_facts.engines import OWN, rented
 from harness.engines.adapters import adapter_of
-from harness.records import Prompt, UserError
+from harness.records import Prompt, UserError, where
 from harness.theory.memory import MemoryFit
 
 # The cloud's names of cards, and their files in conf/gpu
@@ -79,7 +78,6 @@ class Job:
 
     @property
     def price_per_hour_usd(self) -> float:
-        """The price of an hour of all its cards."""
         return _count(self.gpu) * self.card.price_per_hour_usd
 
     def home(self, root: str | Path) -> Path:
@@ -149,16 +147,10 @@ def card_named(gpu: str) -> tuple[str, GpuConf]:
     if colon and (not count.isdecimal() or not 1 <= int(count) <= MOST_CARDS):
         raise UserError(f"--gpu {gpu}: after the colon stands how many, 1 to {MOST_CARDS}")
     several = f":{int(count)}" if colon and int(count) > 1 else ""
-    return name + several, _data_sheet(GPUS[name])
-
-
-@cache  # composing takes a good part of a second
-def _data_sheet(name: str) -> GpuConf:
-    return compose("sweep", [f"gpu={name}"]).gpu
+    return name + several, where(all_cards(), name=GPUS[name])[0]
 
 
 def _count(gpu: str) -> int:
-    """The number of cards that a name such as "H100:2" asks for."""
     return int(gpu.partition(":")[2] or 1)
 
 
@@ -193,7 +185,6 @@ def _engine(config: Any) -> str:
 
 
 def _prompt_files(config: Any) -> PromptFiles:
-    """The user's prompt files, name and content."""
     labels = prompt_sets.file_labels(config.prompts)
     # With the parent folders of their labels, so that files of one name stay distinct sets
     return tuple(

@@ -177,7 +177,6 @@ def launch(
 
 
 def _combine(config: Any, folders: Sequence[str], deliveries: Sequence[Delivery]) -> int:
-    """Rank the cards in one more run, where any returned a run; the exit status."""
     from harness.commands import audition
 
     if not folders:
@@ -189,7 +188,6 @@ def _combine(config: Any, folders: Sequence[str], deliveries: Sequence[Delivery]
 
 
 def run_command(command: str, overrides: Sequence[str]) -> Outcome:
-    """Run a command on this machine, given its command line."""
     return work(command, compose(command, overrides))
 
 
@@ -314,7 +312,6 @@ def _with_texts_from(job: Job, root: str | Path, source: str | None) -> Job:
 
 
 def _written_prompts(job: Job, home: Path) -> list[str]:
-    """Write the user's prompt files into the job's folder; the override that names them."""
     files = [home / "prompts" / name for name, _ in job.prompts]
     for file, (_, content) in zip(files, job.prompts, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -48,12 +48,10 @@ class GridRow:
 
     @property
     def at(self) -> str:
-        """The temperature, with a star where the row is the headline's."""
         return f"{MARK if self.marked else ' '} {fmt.temperature(self.temperature)}"
 
     @property
     def engines(self) -> str:
-        """The names of the engines."""
         if self.every:
             return "any other engine"
         named = [name for name in self.servers if name is not None]

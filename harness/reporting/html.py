@@ -61,7 +61,6 @@ class Term(NamedTuple):
 
 
 def report(content: Content, plots: "Sequence[Plot]") -> str:
-    """The text of report.html."""
     first, rest = (*content.verdicts, "", "")[:2]
     shown = content.snippets[:1] if first else ()
     first_line = shown[0] if shown and shown[0].code else None
@@ -117,7 +116,6 @@ def glossary(tables: Iterable[Table]) -> tuple[Term, ...]:
 
 
 def column_definition(column: Column[Any]) -> Definition | None:
-    """The definition that a column's header links to; None where there is none."""
     return lookup(column.definition or column.one_line)
 
 

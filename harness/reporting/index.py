@@ -17,6 +17,7 @@ from harness.reporting import grid
 from harness.reporting.html import glossary, page
 from harness.reporting.pages import page_of
 from harness.reporting.sentences import run, verdict
+from harness.reporting.tables.leaderboard import targets_table
 from harness.reporting.tables.specification import Column, Table, table
 from harness.storage import files
 from harness.summary import CheckResult, ComparedRun, Summary, from_json
@@ -103,7 +104,6 @@ def render(root: Path, lines: Sequence[Line]) -> Path:
 
 
 def unreadable(folder: str, error: str) -> Line:
-    """The row of a folder that cannot be read."""
     return Line(folder, "unreadable", error=error)
 
 
@@ -128,29 +128,27 @@ def line_of(folder: str, summary: Summary) -> Line:
     )
 
 
-def job_line(words: str, folder: str | None, status: int) -> Line:
-    """The row of a multirun's job, named by the keys that it alone has."""
-    file = None if folder is None else Path(folder) / "summary.json"
-    line = unreadable(words, "")
-    if file is not None and file.is_file():
-        line = line_of(words, from_json(file.read_bytes()))
-    return replace(line, status=f"exit {status}" if status else COMPLETE)
+def jobs_tables(jobs: Sequence[tuple[str, str | None, int]]) -> list[Table]:
+    """The answers of a multirun's jobs, and its targets where several were auditioned.
 
-
-def jobs_table(lines: Sequence[Line]) -> Table:
-    """The answers of a multirun's jobs."""
+    Args:
+        jobs: of each the keys that it alone has, its run folder and its exit status.
+    """
+    lines: list[Line] = []
+    summaries: list[Summary] = []
+    for words, folder, status in jobs:
+        file, line = Path(folder or "") / "summary.json", unreadable(words, "")
+        if folder is not None and file.is_file():
+            summaries.append(from_json(file.read_bytes()))
+            line = line_of(words, summaries[-1])
+        lines.append(replace(line, status=f"exit {status}" if status else COMPLETE))
     keys = replace(COLUMNS[0], title="keys", flexible=True)
-    return table("Every job", (keys, *COLUMNS[1:3], COLUMNS[5]), lines)
-
-
-def jobs_summaries(folders: Sequence[str]) -> list[Summary]:
-    """The stored summaries of a multirun's jobs, of those that have one."""
-    files_of = (Path(folder) / "summary.json" for folder in folders)
-    return [from_json(file.read_bytes()) for file in files_of if file.is_file()]
+    answered = lines if any(line.verdict for line in lines) else []
+    answers = table("Every job", (keys, *COLUMNS[1:3], COLUMNS[5]), answered)
+    return [made for made in (answers, targets_table(summaries)) if made.rows]
 
 
 def _kind(summary: Summary) -> Kind:
-    """The kind of evidence of a run's numbers."""
     facts, kind = summary.run, page_of(summary).kind
     if kind != "check" and (facts.synthetic or facts.dummies):
         return "synthetic"

@@ -25,7 +25,6 @@ _SPECIAL = re.compile(r"([\\`*|<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
 def report(content: Content, plots: "Sequence[Plot]", folder: Path) -> str:
-    """The text of report.md in a run's folder."""
     # Markdown, not HTML: `escape` below knows its special characters
     environment = environment_of(
         autoescape=False, escape_md=escape, table=table, fenced=fenced, drawn=drawn_bars
@@ -66,7 +65,6 @@ def table(model: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """A text with the special characters of markdown escaped."""
     return _SPECIAL.sub(r"\\\1", text).replace("\n", " ")
 
 
@@ -78,7 +76,6 @@ def fenced(code: str, language: str) -> str:
 
 
 def drawn_bars(bars: Sequence[Bar]) -> str:
-    """The lines of a picture."""
     return "\n".join(drawn(bars, PICTURE))
 
 

@@ -31,7 +31,7 @@ Kind = Literal["typed", "replayed", "check", "profile"]
 
 @dataclass(frozen=True)
 class Page:
-    """The report of one command: its title, sentences, tables, plots and limits."""
+    """The report of one command: its title, sentences, tables and plots."""
 
     title: str  # with {pair} for the models
     verdicts: Callable[[Summary], tuple[str, ...]]  # the main one first; none where none applies
@@ -44,9 +44,6 @@ class Page:
     serves: bool = False  # whether the report has serving commands
     computes: bool = False  # whether nothing was timed: numbers were given, or are of stored runs
     kind: Kind | None = None
-    # Limits of report.md for a run of usual size
-    words: int = 2500
-    tables: int = 12
 
 
 PAGES: Mapping[str, Page] = {
@@ -99,8 +96,6 @@ PAGES: Mapping[str, Page] = {
         plots=("speedup_vs_k.svg", "load.svg"),
         decides=True,
         serves=True,
-        words=3000,
-        tables=14,
     ),
     "profile": Page(
         "Profile of {pair}: what speculation could gain",
@@ -166,12 +161,10 @@ PAGES: Mapping[str, Page] = {
 
 
 def page_of(summary: Summary) -> Page:
-    """The page of the command that made a run."""
     return PAGES[summary.run.command]
 
 
 def title_of(summary: Summary) -> str:
-    """The title of a run's report."""
     run = summary.run
     pair = " with ".join(name for name in (run.model, run.draft) if name) or "a pair"
     return page_of(summary).title.format(pair=pair)

@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from harness.reporting.pages import page_of
-from harness.reporting.plots import latency, load, speedup, style
+from harness.reporting.plots import latency, speedup, style
 from harness.storage import files
 from harness.summary import Summary
 
 MAKERS: Mapping[str, Callable[[Summary], style.Plot | None]] = {
     "speedup_vs_k.svg": speedup.draw_by_k,
     "leaderboard.svg": speedup.draw_leaderboard,
-    "load.svg": load.draw_load,
+    "load.svg": latency.draw_load,
     "verify_curves.svg": latency.draw_verify_curves,
-    "latency_by_rate.svg": load.draw_plan,
+    "latency_by_rate.svg": latency.draw_plan,
     "speedup_ratio.svg": speedup.draw_ratios,
 }
 

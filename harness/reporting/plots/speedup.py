@@ -83,7 +83,6 @@ def draw_by_k(summary: Summary) -> style.Plot | None:
 
 
 def _predicted(summary: Summary) -> list[ResultRow]:
-    """The predicted rows of a run that measured cells as well."""
     return [
         row
         for row in summary.alone

@@ -43,7 +43,6 @@ def grid_table(summary: Summary) -> Table:
 def _grid(
     columns: Sequence[Column[GridRow]], rows: Sequence[GridRow], notes: Iterable[str]
 ) -> Table:
-    """The table of these rows, the marked one bold."""
     made = table(TITLE, columns, rows, notes=tuple(notes))
     pairs = zip(made.rows, rows, strict=True)
     shown = tuple(replace(each, best=row.marked, minor=row.minor) for each, row in pairs)

@@ -25,7 +25,6 @@ IDEAL: tuple[Column[CeilingAtK], ...] = (
 
 
 def _measured_columns(summary: Summary) -> tuple[Column[ResultRow], ...]:
-    """The columns of a given acceptance, with the speedups that a server measured, if any."""
     server = summary.server_speedups
     computed = "predicted\nspeedup" if server else "speedup"
     return (
@@ -111,7 +110,6 @@ def by_k_table(summary: Summary) -> Table:
 
 
 def rules_table(summary: Summary) -> Table:
-    """The speedup by alpha and K, and the best K."""
     rows = summary.speedups_by_k
     ks = sorted({k for row in rows for k in row.speedups})
     columns: tuple[Column[SpeedupByK], ...] = (
@@ -123,5 +121,4 @@ def rules_table(summary: Summary) -> Table:
 
 
 def thumb_table(summary: Summary) -> Table:
-    """Common rules of thumb, each next to the result of the arithmetic."""
     return table("Rules of thumb", THUMBS, summary.rules_of_thumb, notes=(THUMB_NOTE,))

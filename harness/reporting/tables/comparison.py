@@ -30,7 +30,6 @@ HOLM_NOTE = (
 
 
 def comparison_tables(summary: Summary) -> list[Table]:
-    """The cells of each compared run, and the settings that differ."""
     compared = summary.comparison
     if compared is None:
         return []

@@ -60,7 +60,6 @@ class Board(NamedTuple):
 
     @property
     def acceptance(self) -> str:
-        """The acceptance rules as text."""
         return "; ".join(ACCEPTANCE_RULES[rule].phrase for rule in self.rules)
 
 
@@ -73,7 +72,6 @@ class DraftCosts(NamedTuple):
 
 
 def breakeven(row: LeaderboardRow) -> Value:
-    """The break-even alpha of a draft at its K; None for a look-up and for plain decoding."""
     if row.draft is None or looks_up(row.draft) or row.alpha is None:
         return None
     return fmt.NO_ROOT if row.breakeven_alpha is None else row.breakeven_alpha
@@ -274,7 +272,6 @@ class TargetRow:
 
     @property
     def token_s(self) -> float | None:
-        """Seconds of a token."""
         speedup = self.speedup[0]
         return self.plain_s / speedup if self.plain_s and speedup else None
 
@@ -350,7 +347,6 @@ def prompt_set_table(summary: Summary) -> Table:
 
 
 def costs_table(summary: Summary) -> Table:
-    """The step times and the memory of each draft."""
     steps = {step.draft: step for step in summary.steps}
     memory = {entry.draft: entry for entry in summary.memory}
     rows = [
@@ -368,7 +364,6 @@ def costs_table(summary: Summary) -> Table:
 
 
 def _token_prices(summary: Summary) -> str:
-    """A note on the price of tokens on the card; "" where it is not known."""
     if summary.price_per_hour_usd is None or summary.plain_usd_per_million_tokens is None:
         return ""
     return (

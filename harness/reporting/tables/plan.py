@@ -60,7 +60,6 @@ ARRIVALS = {
 
 
 def brief_table(summary: Summary) -> Table:
-    """The choices, in the columns that fit a terminal."""
     plan = summary.plan
     # No choice is named where other work disturbed the loads
     choices = plan.choices if plan and banner(summary) is None else ()

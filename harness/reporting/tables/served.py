@@ -128,7 +128,6 @@ class Scheduled(NamedTuple):
 
     @property
     def tied(self) -> str | None:
-        """The other K that may be as fast, with their measured ratios."""
         return fmt.with_ratios(self.entry.tied, self.measured) or None
 
 
@@ -169,7 +168,6 @@ VARIED_NOTE = "K by: of a server whose K changes while it serves; K is then its 
 
 
 def schedule_table(summary: Summary) -> Table:
-    """K by load, with the measured throughput ratio."""
     served = summary.served
     if served is None:
         return table("K by load", SCHEDULE, ())
@@ -197,7 +195,6 @@ def _latency_notes(rows: Sequence[UserLatency]) -> list[str]:
 
 
 def gates_table(summary: Summary) -> Table:
-    """The results of the lossless test, by temperature and K."""
     gates = summary.served.gates if summary.served else ()
     return table("Is the server lossless?", GATES, gates, notes=(GATE_NOTE,))
 

@@ -59,7 +59,6 @@ class Column(Generic[R]):
         return joined.replace("\n", " ")
 
     def cell(self, record: R) -> Cell:
-        """The record's cell in this column."""
         given = self.value(record)
         value, *bounds = given if isinstance(given, tuple) else (given,)
         if value is None or value == "":
@@ -134,7 +133,6 @@ def columns_by(
 
 
 def _marked_row(cells: list[Cell], best: bool) -> Row:
-    """The cells as a row; the first cell of the best row has the word "best"."""
     if best:
         cells[0] = Cell(f"{BEST} {cells[0].text}", cells[0].value)
     return Row(tuple(cells), best)

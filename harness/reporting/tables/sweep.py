@@ -182,7 +182,6 @@ def cells_table(summary: Summary) -> Table:
 
 
 def _incomplete(row: ResultRow) -> str:
-    """A note on a cell that did not complete, with its error."""
     at = f"{row.prompt_set}, temperature {fmt.temperature(row.temperature)}, K={row.k}"
     return f"{at} is {row.status}{f': {row.error}' if row.error else '.'}"
 
@@ -247,7 +246,6 @@ DISTRIBUTION_NOTES = (
 
 
 def text_table(summary: Summary) -> Table:
-    """The comparison of greedy texts with plain decoding's, text by text."""
     title = "Greedy output, speculative against plain"
     differ = any(check.first_difference is not None for check in summary.text_checks)
     notes = TEXT_NOTES if differ else TEXT_NOTES[:1]
@@ -255,6 +253,5 @@ def text_table(summary: Summary) -> Table:
 
 
 def distribution_table(summary: Summary) -> Table:
-    """The tests of sampled tokens against the target's distribution, by offset in a round."""
     title = "Sampled output against the target's distribution"
     return table(title, DISTRIBUTIONS, summary.distribution_tests, notes=DISTRIBUTION_NOTES)
