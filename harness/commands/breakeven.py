@@ -62,7 +62,6 @@ MOST_K = 64
 
 
 def run(config: BreakevenConfig) -> Outcome:
-    """Compute every row, store the run and print it."""
     measured = measured_inputs(config)
     inputs_of(config, measured)  # refuses what cannot be before a folder is made
     stored = {
@@ -105,7 +104,6 @@ def measured_inputs(config: BreakevenConfig) -> MeasuredInputs:
 
 
 def _only_one(config: BreakevenConfig, keys: Sequence[str]) -> None:
-    """Refuse two sources of one number."""
     given = [key for key in keys if getattr(config, key) is not None]
     if len(given) > 1:
         raise UserError(f"{given[0]} and {given[1]}: give one of the two")

@@ -32,13 +32,7 @@ from harness.config import (
 )
 from harness.engines.llamacpp import reading
 from harness.models.gguf_file import GgufTokenizer
-from harness.models.load import (
-    Vocabulary,
-    check_tokenizers,
-    load_vocabulary,
-    source_of,
-    token_note,
-)
+from harness.models.load import Vocabulary, check_tokenizers, load_vocabulary, source_of, token_note
 from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, UserError
 from harness.storage import check_writable

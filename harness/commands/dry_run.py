@@ -114,7 +114,6 @@ Rows = dict[str, object]
 
 
 def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
-    """Cells, generations and the most tokens they can emit."""
     ks = [0, *config.speculative_ks]
     sets = {prompt.prompt_set for prompt in prompts}
     tasks = sweep_tasks(planned_turns(prompts, config), config)
@@ -245,7 +244,6 @@ def _served_forwards(
 
 
 def _load_rows(config: ServerConfig, turns: Sequence[EncodedPrompt]) -> Rows:
-    """Requests side by side, and at random, with how many there are in all."""
     asked, rows = load_requests(config, turns), Rows()
     if asked.side_by_side:
         levels = listed(config.concurrency)
@@ -258,7 +256,6 @@ def _load_rows(config: ServerConfig, turns: Sequence[EncodedPrompt]) -> Rows:
 
 
 def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
-    """The generations and timings of a profile."""
     models = 1 if config.model == config.draft else 2
     texts = len(profile_tasks(planned_turns(prompts, config), config))
     rows: Rows = {
@@ -275,7 +272,6 @@ def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
 
 
 def print_snapshot(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
-    """The texts of a snapshot, at temperature 0 only, and its draws above."""
     ks = config.speculative_ks
     compared = len(snapshot_tasks(planned_turns(prompts, config), config))
     # At every offset of a round
@@ -293,7 +289,6 @@ def print_snapshot(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
 def print_audition(
     config: AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> None:
-    """The texts and scores of an audition."""
     tasks = text_tasks(planned_turns(prompts, config), config)
     texts, ks = len(tasks), config.speculative_ks
     cells = len(ks) * len(drafts) * len(config.temperature) * len(config.p_min or ())
@@ -336,7 +331,6 @@ def print_served_audition(
     drafts: Sequence[ModelConf],
     prompts: Sequence[Prompt],
 ) -> None:
-    """The texts, the grid and the time of an audition on servers."""
     time = audition_time(config, pairs, planned_turns(prompts, config))
     rows: Rows = {
         "engine": f"{config.engine}, started here",
@@ -467,14 +461,12 @@ def _costs(
 
 
 def all_cards() -> list[GpuConf]:
-    """Every card of conf/gpu."""
     files = sorted((CONF_DIR / "gpu").glob("*.yaml"))
     merged = (OmegaConf.merge(OmegaConf.structured(GpuConf), OmegaConf.load(f)) for f in files)
     return [card for entry in merged if isinstance(card := OmegaConf.to_object(entry), GpuConf)]
 
 
 def card_of(card: GpuConf) -> Card:
-    """A card's configuration as the theory takes it."""
     return Card(
         card.name, card.bandwidth_gb_s, card.bf16_tflops, card.memory_gb, card.price_per_hour_usd
     )

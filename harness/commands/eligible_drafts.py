@@ -97,7 +97,6 @@ def pairings(
 
 
 def draft_files() -> dict[str, Path]:
-    """The files of conf/draft by name."""
     return {file.stem: file for file in sorted((CONF_DIR / "draft").glob("*.yaml"))}
 
 

@@ -20,7 +20,6 @@ _log = logging.getLogger(__name__)
 
 
 def run(config: ReportConfig) -> Outcome:
-    """Store the records that `config.records` names as a run, analyse it and show its report."""
     asked = config.temperature or [None]
     if len(asked) > 1:
         listed = ",".join(f"{temperature:g}" for temperature in asked if temperature is not None)

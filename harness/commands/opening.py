@@ -11,14 +11,7 @@ from harness.commands.checks import (
     encoded_conversations,
     encoded_turn,
 )
-from harness.commands.pair import (
-    Config,
-    HeadPair,
-    LookupPair,
-    ModelPair,
-    Pair,
-    Target,
-)
+from harness.commands.pair import Config, HeadPair, LookupPair, ModelPair, Pair, Target
 from harness.commands.progress import fetching, progress
 from harness.commands.tasks import EncodedPrompt
 from harness.config import AuditionConfig, ModelConf, PairConfig
@@ -37,7 +30,6 @@ STEPS_READ_BACK = "p_min reads every draft step back, which a recorded graph can
 
 
 def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
-    """The target and its draft, loaded and checked as far as that can be before measuring."""
     because = GRAPHS_KEEP_NO_STATES if config.draft.spec.reads_states else _read_back(config)
     return with_draft(_open_target(config, prompts, because), config.draft, config)
 
@@ -142,7 +134,6 @@ def _with_head(target: Target, conf: ModelConf, config: Config) -> HeadPair:
 
 
 def load_model(conf: ModelConf, device: Any) -> LoadedModel:
-    """A model in memory."""
     dummy = conf.weights == "dummy"
     doing = f"filling {conf.name} with random weights" if dummy else f"loading {conf.name}"
     with fetching(doing, _hub_id(conf)) as bar:

@@ -15,13 +15,7 @@ from harness.analysis.recorded_costs import costs_of
 from harness.analysis.round_costs import LOOKUP_S
 from harness.analysis.setup import Setup
 from harness.command_words import as_typed, command
-from harness.config import (
-    AuditionConfig,
-    DecodeConf,
-    ModelConf,
-    SweepConfig,
-    is_folder,
-)
+from harness.config import AuditionConfig, DecodeConf, ModelConf, SweepConfig, is_folder
 from harness.records import (
     GREEDY,
     Prompt,
@@ -136,7 +130,6 @@ def _check_texts_of(
 def _check_scored(
     key: str, run: StoredRun, drafts: Sequence[str], by_draft: Mapping[str, Sequence[TextTrace]]
 ) -> None:
-    """Refuse drafts that have no scores there."""
     absent = next((name for name in drafts if name not in by_draft), None)
     if absent is None:
         return

@@ -33,13 +33,7 @@ from harness.models.heads.base import Head, LoadedHead
 from harness.models.load import LoadedModel
 from harness.models.memory import free_bytes, shape_of
 from harness.models.probe import check_length
-from harness.records import (
-    DraftConfidence,
-    LoopClock,
-    Prompt,
-    StepTiming,
-    TextTrace,
-)
+from harness.records import DraftConfidence, LoopClock, Prompt, StepTiming, TextTrace
 from harness.storage.manifest import Environment, ModelEntry
 
 Config = PairConfig | AuditionConfig
@@ -67,12 +61,10 @@ class Target:
 
     @property
     def opened(self) -> Mapping[str, tuple[LoadedModel, CachedModel]]:
-        """The models by role."""
         return {"target": (self.target, self.target_model)}
 
     @property
     def timed(self) -> tuple[TimedModel, ...]:
-        """The models, as the measurement of step times wants them."""
         return tuple(
             TimedModel("draft" if role == "draft" else "target", loaded.name, model)
             for role, (loaded, model) in self.opened.items()
@@ -84,7 +76,6 @@ class Target:
         return None
 
     def describe(self) -> Described:
-        """Manifest entries of a run with these models."""
         entries = {
             "target": {**self.target.describe(), **self.target_model.describe()},
             "draft": self.draft_entry,
@@ -147,7 +138,6 @@ class Pair(Target, ABC):
 
     @property
     def timed_drafting(self) -> Draft:
-        """The draft as rounds are timed with it."""
         return self.drafting
 
     def with_own_caches(self) -> "Pair":
@@ -171,7 +161,6 @@ class Pair(Target, ABC):
 
     @property
     def on_processors(self) -> bool:
-        """True where no card computes."""
         return all(timed.model.device.type == "cpu" for timed in self.timed)
 
     def fits(self, number: int) -> bool:
@@ -191,7 +180,6 @@ class Pair(Target, ABC):
     def time_proposals(
         self, max_k: int, context: Sequence[int], clock: LoopClock
     ) -> list[StepTiming]:
-        """The times of a draft that has no steps."""
         del max_k, context, clock
         return []
 
@@ -226,21 +214,17 @@ class ModelPair(Pair):
 
     @property
     def opened(self) -> Mapping[str, tuple[LoadedModel, CachedModel]]:
-        """The models by role."""
         return {**super().opened, "draft": (self.draft, self.draft_model)}
 
     @property
     def draft_entry(self) -> dict[str, Any]:
-        """The manifest's entry of the draft."""
         return {**self.draft.describe(), **self.draft_model.describe()}
 
     @property
     def drafting(self) -> CachedModel:
-        """The draft as the loop takes it."""
         return self.draft_model
 
     def with_own_caches(self) -> "ModelPair":
-        """The same networks with caches of their own, for a generation beside others."""
         target, draft = self.target_model.with_own_cache(), self.draft_model.with_own_cache()
         return replace(self, target_model=target, draft_model=draft)
 
@@ -276,7 +260,6 @@ class LookupPair(Pair):
 
     @property
     def drafting(self) -> Draft:
-        """The draft as the loop takes it."""
         return lambda _: self.drafter
 
     @property
@@ -287,7 +270,6 @@ class LookupPair(Pair):
     def time_proposals(
         self, max_k: int, context: Sequence[int], clock: LoopClock
     ) -> list[StepTiming]:
-        """The time of one proposal of max_k tokens."""
         return [time_lookups(self.drafter, self.draft_name, max_k, context, clock)]
 
     def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
@@ -309,7 +291,6 @@ class HeadPair(Pair):
 
     @property
     def timed(self) -> tuple[TimedModel, ...]:
-        """The target and the head, as the measurement of step times wants them."""
         return (*super().timed, TimedModel("draft", self.head.name, self.head_model))
 
     @property
@@ -321,8 +302,6 @@ class HeadPair(Pair):
 
     @property
     def drafting(self) -> Draft:
-        """The draft as the loop takes it."""
-
         def drafter(request: Request) -> HeadDrafter:
             head, target, stop_below = self.head_model, self.target_model, request.stop_below or 0.0
             return HeadDrafter(head, target, request.sampling, request.rule, stop_below)
@@ -330,18 +309,15 @@ class HeadPair(Pair):
         return drafter
 
     def with_own_caches(self) -> "HeadPair":
-        """The same networks with caches of their own, for a generation beside others."""
         target = self.target_model.with_own_cache()
         head = self.head.network.with_cache(self.head_model.vocab_size)
         return replace(self, target_model=target, head_model=head)
 
     @property
     def most(self) -> int | None:
-        """Tokens that it drafts a round at most; None: any number."""
         return self.head_model.drafts
 
     def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
-        """The head's drafts from every start of each text."""
         return score_with_head(
             texts,
             self.target_model,
@@ -359,11 +335,9 @@ class SideBySide:
     """The models of generations that take turns, of each with caches of its own."""
 
     def __init__(self, pair: Pair, *, timed: bool = False) -> None:
-        """Of a pair; `timed` where rounds are timed with it."""
         self._pair, self._timed = pair, timed
 
     def models(self, number: int) -> list[Models]:
-        """Of so many generations at once."""
         copies = self._pair.copies
         while len(copies) < number - 1:
             copies.append(self._pair.with_own_caches())

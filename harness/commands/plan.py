@@ -52,11 +52,7 @@ def run(config: PlanConfig) -> Outcome:
     return shown(summary, folder.path, verbose=config.verbose)
 
 
-def _print_known(
-    stored: StoredRun,
-    config: PlanConfig,
-    recorded: Sequence[float] | None,
-) -> None:
+def _print_known(stored: StoredRun, config: PlanConfig, recorded: Sequence[float] | None) -> None:
     """Print the server as its run measured it, and the sequences that would be simulated.
 
     Raises:
@@ -145,7 +141,6 @@ def _seconds(text: str, where: str) -> float:
 
 
 def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, str | None]:
-    """The hourly price of the card, and the run's device where that was another card."""
     if config.gpu is None:
         return price_per_hour(Setup(stored)), None
     card = card_of(config.gpu)

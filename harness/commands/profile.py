@@ -68,7 +68,6 @@ def run(config: ProfileConfig) -> Outcome:
 def _plain_requests(
     pair: ModelPair, config: ProfileConfig
 ) -> tuple[list[Request], dict[str, CachedModel]]:
-    """Plain decoding with each model on every prompt in turn, and who decodes what."""
     requests: list[Request] = []
     models: dict[str, CachedModel] = {}
     for task in profile_tasks(pair.prompts, config):
@@ -82,10 +81,7 @@ def _plain_requests(
 
 
 def _measure(
-    folder: RunFolder,
-    pair: ModelPair,
-    config: ProfileConfig,
-    visits: RoundVisits,
+    folder: RunFolder, pair: ModelPair, config: ProfileConfig, visits: RoundVisits
 ) -> None:
     """Time steps and curves, unless the folder has them, and store them.
 

@@ -46,14 +46,12 @@ class Bar:
         total: int | None,
         sizes: Sequence[float] | None = None,
     ) -> None:
-        """Begin with nothing counted; arguments as in `progress`."""
         self.label, self.total, self.done, self.due = label, total, 0, float("inf")
         self._display = display
         self._begun = self._counted = time.monotonic()
         self._sizes = sizes or ()
 
     def __call__(self, count: int = 1) -> None:
-        """Count one, or so many."""
         self._counted = time.monotonic()
         self.done += count
 
@@ -63,7 +61,6 @@ class Bar:
         self._display.refresh()
 
     def expect(self, more: int) -> None:
-        """Add to the total, where it is known only now."""
         self.total = (self.total or 0) + more
 
     @property
@@ -86,7 +83,6 @@ class Bar:
         return f"about {_clock(left_s)} left" if left_s > 0.0 else ""
 
     def _size(self, begin: int, end: int) -> float:
-        """Of some of what is counted; 1 of each whose size is not known."""
         known = self._sizes[begin:end]
         return sum(known) + max(0, end - begin - len(known))
 
@@ -130,7 +126,6 @@ class _Display:
             self._live.refresh()
 
     def write(self, line: str) -> None:
-        """Write a line that stays, above the bars."""
         line = f"{_clock(time.monotonic() - self._began)} {line}"
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)

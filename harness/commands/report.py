@@ -136,7 +136,6 @@ def _store(stored: StoredRun, summary: Summary) -> None:
 
 
 def _compared(config: ReportConfig) -> Outcome:
-    """Compare `runs` and store the comparison as a run; status 1 below `fail_below`."""
     with progress("comparing the runs"):
         runs = [load(folder) for folder in config.runs]
         for run in runs:

@@ -80,7 +80,6 @@ class Outcome:
 
     @property
     def reason(self) -> str | None:
-        """The error in one line; None where there is none."""
         return None if self.error is None else in_one_line(self.error)
 
 
@@ -88,7 +87,6 @@ class Outcome:
 
 
 def load_prompts(config: PairConfig | AuditionConfig) -> tuple[Prompt, ...]:
-    """The prompts that a configuration asks for."""
     with fetching("reading the prompts", config.prompts.hub):
         return prompt_sets.load(config.prompts)
 
@@ -272,7 +270,6 @@ def answer_so_far(folder: RunFolder, label: str, *, page: bool = False) -> None:
 
 
 def write_analysis(folder: RunFolder, summary: Summary) -> None:
-    """Store what the analysis of a run gave."""
     folder.write_table("results.csv", ResultRow, summary.results)
     if summary.latency:
         folder.write_table("latency.csv", LatencyRow, summary.latency)

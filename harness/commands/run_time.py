@@ -102,7 +102,6 @@ class Work:
 
     @property
     def all(self) -> list[Forwards]:
-        """Forwards of the texts and of all else."""
         return [*self.texts, *self.rest]
 
 
@@ -116,15 +115,11 @@ def model_sizes(
 
 
 def name_of(config: PairConfig | AuditionConfig, draft: ModelConf) -> str:
-    """The name of a draft's forwards."""
     return draft.name if isinstance(config, AuditionConfig) else "draft"
 
 
 def sweep_work(
-    config: SweepConfig,
-    prompts: Sequence[Prompt],
-    price: Price = lambda _: 0.0,
-    looks: int = LOOKS,
+    config: SweepConfig, prompts: Sequence[Prompt], price: Price = lambda _: 0.0, looks: int = LOOKS
 ) -> Work:
     """The forwards of a sweep (`harness.commands.tasks.sweep_tasks`), each of the whole budget.
 
@@ -285,14 +280,6 @@ class RunTime:
         new_tokens: int | None = None,
         pace: float = 1.0,
     ) -> str:
-        """How long it takes, as "about 40 s if the first look decides, at most about 3 min".
-
-        Args:
-            most_s: seconds at most, but for the texts.
-            budget_s: that are left of the budget.
-            texts_s: of the texts; 0 where they are generated.
-            new_tokens, pace: as of `seconds`.
-        """
         most_s = min(most_s + texts_s, budget_s)
         if self.decided is None:
             return f"at most about {fmt.duration(most_s)}"
@@ -411,7 +398,6 @@ class Stopwatch:
 
     @property
     def spent_s(self) -> float:
-        """Seconds until now."""
         return self._before_s + monotonic() - self._begun
 
     @property

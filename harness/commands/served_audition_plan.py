@@ -79,9 +79,7 @@ class AuditionTime:
 
 
 def audition_time(
-    config: AuditionConfig,
-    pairs: Mapping[str, ServerConfig],
-    prompts: Sequence[EncodedPrompt],
+    config: AuditionConfig, pairs: Mapping[str, ServerConfig], prompts: Sequence[EncodedPrompt]
 ) -> AuditionTime | None:
     """The time of an audition; None where servers would run on a card.
 

@@ -72,7 +72,6 @@ class Pace:
     asking_s: float = 0.0
 
     def request_s(self, prompt_tokens: float, new_tokens: float) -> float:
-        """Seconds of a request that is decoded plainly."""
         return self.asking_s + prompt_tokens * self.prompt_token_s + new_tokens * self.token_s
 
     def task_s(self, task: ServerTask, new_tokens: int) -> float:
@@ -102,12 +101,10 @@ class Expected:
 
     @property
     def total_s(self) -> float:
-        """Seconds of all parts."""
         return self.choosing + self.plain + self.measuring + self.judging + self.loads
 
     @property
     def first_look_s(self) -> float:
-        """Seconds where the first of the looks decides."""
         return self.total_s - self.measuring * (LOOKS - 1) / LOOKS
 
 
@@ -197,7 +194,6 @@ def load_requests(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> Loa
 
 
 def prompts_by_set(prompts: Sequence[EncodedPrompt]) -> list[int]:
-    """The number of prompts of each set."""
     return [*Counter(entry.prompt.prompt_set for entry in prompts).values()]
 
 
@@ -346,10 +342,7 @@ def planned(folder: RunFolder, work: Workload, watch: Stopwatch) -> Workload:
 def _pace(folder: RunFolder, work: Workload) -> Pace:
     """The plain server's pace, by a request of median length for a few tokens."""
     begun, few = monotonic(), max(1, min(WARM_TOKENS, work.config.new_tokens - 1))
-    with (
-        progress("timing the plain server"),
-        started(folder, work, [PLAIN], slots=1) as servers,
-    ):
+    with progress("timing the plain server"), started(folder, work, [PLAIN], slots=1) as servers:
         start_s, server = monotonic() - begun, servers[PLAIN]
         entry, temperature = work.median, work.config.temperature[0]
         if work.shortest is not entry:  # the first request is slow

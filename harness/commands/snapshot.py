@@ -73,7 +73,6 @@ def _tests(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[Distri
 def _cell_tests(
     pair: Pair, config: SnapshotConfig, k: int, temperature: float
 ) -> list[DistributionTest]:
-    """One test per offset, after the prompt that tests most."""
     asked = request(pair, config, pair.prompts[0], k, temperature, 0)
     drafting = pair.drafting
     draft = cast("Any", drafting(asked) if callable(drafting) else drafting)

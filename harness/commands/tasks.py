@@ -75,7 +75,6 @@ class EncodedPrompt:
 
     @property
     def turn(self) -> int:
-        """The number of the turn to answer, from 1."""
         return len(self.prompt.turns)
 
     @property
@@ -189,13 +188,11 @@ def grid_tasks(
 
 
 def snapshot_tasks(prompts: Sequence[EncodedPrompt], config: SnapshotConfig) -> list[Task]:
-    """The greedy texts that a snapshot compares."""
     greedy = [GREEDY] if GREEDY in config.temperature else []
     return grid_tasks(prompts, config, config.k, greedy)
 
 
 def profile_tasks(prompts: Sequence[EncodedPrompt], config: ProfileConfig) -> list[Task]:
-    """The greedy texts that each model of a profile decodes by itself."""
     return grid_tasks(prompts, config, (), [GREEDY])
 
 
@@ -215,12 +212,10 @@ class LoopTasks:
 
     @property
     def count(self) -> int:
-        """The number of generations, each once."""
         return len(self.texts) + len(self.measured)
 
     @property
     def repeats(self) -> int:
-        """The number of generations at most that repeat one whose text is short."""
         return self.again * len(self.measured)
 
 
@@ -263,7 +258,6 @@ class Group:
     p_min: float = 0.0  # of every K
 
     def cell(self, k: int) -> Cell:
-        """The cell that one of its generations belongs to."""
         return Cell(self.entry.prompt.prompt_set, self.temperature, k)
 
 
@@ -388,7 +382,6 @@ class ServerTask:
     part: bool = False
 
     def budget(self, new_tokens: int) -> int:
-        """Its tokens at most, where the whole budget is `new_tokens`."""
         return shorter_budget(new_tokens) if self.part else new_tokens
 
 

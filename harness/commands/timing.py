@@ -19,13 +19,7 @@ from harness.commands.pair import Pair, SideBySide, Target
 from harness.commands.progress import progress
 from harness.commands.requests import completion, request, side_by_side
 from harness.commands.tasks import EncodedPrompt
-from harness.config import (
-    AuditionConfig,
-    ModelConf,
-    PairConfig,
-    ProfileConfig,
-    SweepConfig,
-)
+from harness.config import AuditionConfig, ModelConf, PairConfig, ProfileConfig, SweepConfig
 from harness.decoding.protocols import Drafter
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
