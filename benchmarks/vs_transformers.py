@@ -25,8 +25,7 @@ from transformers.utils import logging as hf_logging
 
 from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.opening import open_pair
-from harness.commands.pair import ModelPair
+from harness.commands.pair import ModelPair, open_pair
 from harness.commands.requests import request
 from harness.commands.tasks import EncodedPrompt
 from harness.measurement.generations import run_trial

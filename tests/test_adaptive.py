@@ -22,8 +22,7 @@ from harness.analysis.scored_drafts import scored_drafts
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate
 from harness.cli import compose
-from harness.commands.opening import open_pair
-from harness.commands.pair import Pair, Scoring
+from harness.commands.pair import Pair, Scoring, open_pair
 from harness.commands.requests import request
 from harness.config import SweepConfig
 from harness.decoding.model_drafter import ModelDrafter

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.opening import open_pair
+from harness.commands.pair import open_pair
 from harness.commands.requests import requests_of
 from harness.commands.tasks import grid_tasks
 from harness.decoding.sampling import SamplingParameters

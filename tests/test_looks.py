@@ -18,7 +18,7 @@ from runs import outcome_of, ran, stored
 from harness import reporting
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands import opening, requests, run_time, sweep, sweep_looks, timing
+from harness.commands import pair, requests, run_time, sweep, sweep_looks, timing
 from harness.commands.sweep_looks import imprecise_cells
 from harness.commands.tasks import (
     PROMPTS_OF_EVERY_K,
@@ -428,10 +428,10 @@ def test_every_cell_is_measured_where_replay_cannot_choose(
 @pytest.mark.parametrize("command", ["sweep", "audition"])
 def test_the_processors_time_is_refused_of_a_card(command: str) -> None:
     config = compose(command, ["clock=cpu"])
-    opening.check_clock(config, config.model, torch.device("cpu"))
+    pair.check_clock(config, config.model, torch.device("cpu"))
     with pytest.raises(UserError, match="clock=cpu: tiny is not on the processor"):
-        opening.check_clock(config, config.model, torch.device("cuda"))
-    opening.check_clock(compose(command), config.model, torch.device("cuda"))
+        pair.check_clock(config, config.model, torch.device("cuda"))
+    pair.check_clock(compose(command), config.model, torch.device("cuda"))
 
 
 def test_generations_and_rounds_are_timed_by_the_processors_time(

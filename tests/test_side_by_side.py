@@ -16,8 +16,7 @@ from transformers import Qwen3Config
 from harness.cli import compose
 from harness.commands import sweep
 from harness.commands.checks import check_run
-from harness.commands.opening import open_pair
-from harness.commands.pair import Pair, SideBySide
+from harness.commands.pair import Pair, SideBySide, open_pair
 from harness.commands.requests import requests_of, side_by_side
 from harness.commands.run_lifecycle import load_prompts
 from harness.commands.tasks import sweep_tasks

@@ -10,8 +10,7 @@ import pytest
 
 from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.opening import open_pair
-from harness.commands.pair import ModelPair
+from harness.commands.pair import ModelPair, open_pair
 from harness.commands.requests import requests_of
 from harness.commands.tasks import grid_tasks
 from harness.decoding.verification import rates_on

@@ -15,8 +15,7 @@ from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import sweep
-from harness.commands.opening import open_pair
-from harness.commands.pair import ModelPair
+from harness.commands.pair import ModelPair, open_pair
 from harness.commands.requests import requests_of
 from harness.commands.run_lifecycle import Outcome
 from harness.commands.tasks import grid_tasks

@@ -16,7 +16,6 @@ from harness.commands.checks import Problems, Vocabularies, check_run, without_t
 from harness.commands.completions import with_turns
 from harness.commands.draft_scoring import score_drafts
 from harness.commands.dry_run import print_audition, print_served_audition
-from harness.commands.opening import open_target
 from harness.commands.other_runs import (
     StoredTexts,
     StoredTimes,
@@ -26,6 +25,7 @@ from harness.commands.other_runs import (
     stored_times,
     stored_traces,
 )
+from harness.commands.pair import open_target
 from harness.commands.progress import progress, say
 from harness.commands.remote_texts import audition_texts, check_texts_from
 from harness.commands.run_lifecycle import (

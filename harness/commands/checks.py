@@ -19,9 +19,8 @@ from typing import Any, TypeVar
 
 from harness import prompts as prompt_sets
 from harness.commands.eligible_drafts import other_tokenizer
-from harness.commands.pair import Config
 from harness.commands.progress import fetching, progress
-from harness.commands.tasks import EncodedPrompt
+from harness.commands.tasks import Config, EncodedPrompt
 from harness.config import (
     AuditionConfig,
     ModelConf,

@@ -11,18 +11,12 @@ from typing import TypeVar
 from harness import formatting as fmt
 from harness.analysis.lossless import greedy_pairs
 from harness.commands.checks import encoded_turn
-from harness.commands.opening import reserve
-from harness.commands.pair import Config, Pair, Scoring, Target
+from harness.commands.pair import Pair, Scoring, Target, reserve
 from harness.commands.progress import Bar, progress
 from harness.commands.requests import completion
 from harness.commands.run_lifecycle import unless_broken
-from harness.commands.tasks import BATCH, EncodedPrompt, text_tasks
-from harness.config import (
-    AuditionConfig,
-    ServerConfig,
-    SnapshotConfig,
-    SweepConfig,
-)
+from harness.commands.tasks import BATCH, Config, EncodedPrompt, text_tasks
+from harness.config import AuditionConfig, ServerConfig, SnapshotConfig, SweepConfig
 from harness.measurement.generations import Request
 from harness.measurement.lossless import compare_texts
 from harness.measurement.target_texts import GeneratedText, generate_texts

@@ -29,9 +29,8 @@ import torch
 from harness.analysis.looks import cannot_pay, slower_than
 from harness.commands.completions import completions
 from harness.commands.draft_turns import fit_together, visit_in_turn
-from harness.commands.opening import with_draft
 from harness.commands.other_runs import check_draft_of
-from harness.commands.pair import ModelPair, Pair, Scoring, Target
+from harness.commands.pair import ModelPair, Pair, Scoring, Target, with_draft
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import RunTime, Stopwatch, say_left

@@ -13,8 +13,7 @@ from time import monotonic
 
 from harness.analysis.round_costs import can_pay, timed_precisely
 from harness.commands.eligible_drafts import draft_size
-from harness.commands.opening import with_draft
-from harness.commands.pair import CACHES_SHARE, HeadPair, Target
+from harness.commands.pair import CACHES_SHARE, HeadPair, Target, with_draft
 from harness.commands.progress import progress
 from harness.commands.run_time import Stopwatch
 from harness.commands.timing import enough_memory, visits_of_draft

@@ -16,7 +16,6 @@ from harness import prompts as prompt_sets
 from harness.analysis.caveats.prompts import log_covered
 from harness.analysis.looks import searched_next
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, pairings, sizes_of
-from harness.commands.pair import Config
 from harness.commands.run_time import (
     CELL_S,
     about,
@@ -41,6 +40,7 @@ from harness.commands.server_plan import (
 from harness.commands.tasks import (
     BATCH,
     PROMPTS_OF_EVERY_K,
+    Config,
     EncodedPrompt,
     ServerTasks,
     everything,

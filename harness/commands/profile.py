@@ -11,8 +11,7 @@ from harness.analysis.unstable import unstable_steps
 from harness.commands.checks import beyond, check_run
 from harness.commands.completions import with_turns
 from harness.commands.dry_run import print_profile
-from harness.commands.opening import open_pair
-from harness.commands.pair import ModelPair
+from harness.commands.pair import ModelPair, open_pair
 from harness.commands.progress import progress
 from harness.commands.requests import request, run_requests
 from harness.commands.run_lifecycle import (

@@ -11,9 +11,9 @@ from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any
 
-from harness.commands.pair import Config, Pair, SideBySide
+from harness.commands.pair import Pair, SideBySide
 from harness.commands.progress import progress, say
-from harness.commands.tasks import EncodedPrompt, Task
+from harness.commands.tasks import Config, EncodedPrompt, Task
 from harness.config import DecodeConf, ModelConf, PairConfig, rates_for
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.clock import undisturbed

@@ -24,8 +24,7 @@ import torch
 from harness.analysis.cells import latest
 from harness.analysis.lossless import greedy_pairs
 from harness.commands.completions import check_texts
-from harness.commands.opening import open_draft
-from harness.commands.pair import Pair, Scoring
+from harness.commands.pair import Pair, Scoring, open_draft
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import note_models, unless_broken
 from harness.commands.server_requests import Workload

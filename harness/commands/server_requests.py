@@ -15,8 +15,7 @@ import torch
 
 from harness.commands.checks import Vocabularies, check_lengths
 from harness.commands.completions import stored_text, with_turns
-from harness.commands.opening import open_pair
-from harness.commands.pair import Pair, described
+from harness.commands.pair import Pair, described, open_pair
 from harness.commands.requests import completion, hash_of, sampling_of
 from harness.commands.run_lifecycle import Described
 from harness.commands.tasks import (
@@ -82,7 +81,7 @@ class Workload:
     """The prompts and settings of the requests to servers.
 
     Attributes:
-        conversations, prompts: as of `harness.commands.opening.Target`.
+        conversations, prompts: as of `harness.commands.pair.Target`.
         pair: the target with what drafts for it, where the harness's loop serves them.
         adapter: the engine's.
         of_each_set: prompts of each set by which the K to measure is chosen.

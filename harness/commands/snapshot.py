@@ -7,8 +7,7 @@ from typing import Any, cast
 from harness.commands.checks import check_run
 from harness.commands.completions import check_texts, with_turns
 from harness.commands.dry_run import print_snapshot
-from harness.commands.opening import open_pair
-from harness.commands.pair import Pair
+from harness.commands.pair import Pair, open_pair
 from harness.commands.progress import progress
 from harness.commands.requests import request, requests_of, run_requests
 from harness.commands.run_lifecycle import (

@@ -15,9 +15,8 @@ from time import monotonic
 from harness.commands.checks import Problems, check_run
 from harness.commands.completions import check_texts, completions, score_pair, with_turns
 from harness.commands.dry_run import print_sweep
-from harness.commands.opening import open_pair
 from harness.commands.other_runs import check_draft_of, check_target_of, costs_of_sweep
-from harness.commands.pair import Pair
+from harness.commands.pair import Pair, open_pair
 from harness.commands.requests import models_of, requests_of, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,

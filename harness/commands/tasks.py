@@ -41,6 +41,7 @@ from harness.records import GREEDY, Cell, Prompt, Varying, conversation_of, grou
 from harness.stats.two_phase import LOOKS, most_measured
 from harness.storage.manifest import AskedLess, ChosenK, Looks, ServedKs
 
+Config = PairConfig | AuditionConfig
 # Texts that are generated or scored at the same time
 BATCH = 64
 # Prompts of the user's own that a sweep in looks replays at most, unless prompts.limit says
@@ -92,9 +93,7 @@ class Conversation:
     rank: int
 
 
-def planned_turns(
-    prompts: Sequence[Prompt], config: PairConfig | AuditionConfig
-) -> tuple[EncodedPrompt, ...]:
+def planned_turns(prompts: Sequence[Prompt], config: Config) -> tuple[EncodedPrompt, ...]:
     """The turns that a run answers, with about as many ids as each will have."""
     turns = [prompt.up_to(turn, ()) for prompt in prompts for turn in prompt.answered]
     lengths = prompt_sets.estimated_tokens(prompts, config)
