@@ -40,8 +40,7 @@ from harness.commands.run_lifecycle import (
 )
 from harness.commands.run_time import said_beforehand
 from harness.commands.served_audition import measure_on_servers, pair_config
-from harness.commands.served_audition_plan import audition_time, memory_line
-from harness.commands.server_plan import listed
+from harness.commands.server_plan import audition_time, listed, memory_line
 from harness.commands.server_requests import check_turns
 from harness.commands.tasks import planned_turns
 from harness.config import AuditionConfig, ModelConf, check_replayed, like_target

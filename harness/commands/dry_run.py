@@ -26,15 +26,16 @@ from harness.commands.run_time import (
     scores,
     sweep_work,
 )
-from harness.commands.served_audition_plan import audition_time, memory_line
 from harness.commands.server_plan import (
     SAFE_SHARE,
+    audition_time,
     expected,
     fitted,
     left_out,
     listed,
     load_requests,
     machine_pace,
+    memory_line,
     prompts_by_set,
 )
 from harness.commands.tasks import (

@@ -83,9 +83,7 @@ def request(
     """
     model = decoder or pair.target
     plain = completion(model, config, entry, temperature, repetition)
-    acceptance = config.decode.acceptance
-    rates = rates_for(acceptance, k) if k and acceptance is not None else None
-    stop_below = p_min if k and p_min else None
+    asked = drafted(plain, config, k, pair.draft_name, p_min)
     identity = {
         "model": _identity(config.model if model is pair.target else config.draft),
         "draft": _identity(config.draft) if k else None,
@@ -93,8 +91,8 @@ def request(
         "k": k,
         "sampling": asdict(plain.sampling),
         "rule": config.decode.rule if k else None,
-        "acceptance": rates,
-        "stop_below": stop_below,
+        "acceptance": _synthetic_rates(config, k),
+        "stop_below": asked.stop_below,
         "stop_strings": config.decode.stop_strings,
         "new_tokens": config.new_tokens,
         "repetition": repetition,
@@ -102,15 +100,25 @@ def request(
         "backend": config.backend,
         "clock": plain.clock,
     }
+    return replace(asked, cell=hash_of(identity))
+
+
+def drafted(plain: Request, config: Config, k: int, draft: str, p_min: float) -> Request:
+    """A text of the target with `draft`; without one where k is 0."""
+    rates = _synthetic_rates(config, k)
     return replace(
         plain,
-        cell=hash_of(identity),
         k=k,
-        draft=pair.draft_name if k else None,
+        draft=draft if k else None,
         rule=config.decode.rule,
         synthetic=conditional(rates) if rates else None,
-        stop_below=stop_below,
+        stop_below=p_min if k and p_min else None,
     )
+
+
+def _synthetic_rates(config: Config, k: int) -> Sequence[float] | None:
+    acceptance = config.decode.acceptance
+    return rates_for(acceptance, k) if k and acceptance is not None else None
 
 
 def hash_of(identity: Any) -> str:

@@ -37,7 +37,8 @@ from harness.commands.pair import described
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import answer_so_far, begin, measuring, resumable
 from harness.commands.run_time import Stopwatch
-from harness.commands.served_audition_plan import (
+from harness.commands.server_judging import judge_greedy_texts
+from harness.commands.server_plan import (
     LOOKUP_KS,
     LOOKUP_PROMPTS,
     VISITS,
@@ -45,7 +46,6 @@ from harness.commands.served_audition_plan import (
     audition_time,
     timed_lengths,
 )
-from harness.commands.server_judging import judge_greedy_texts
 from harness.commands.server_requests import Task, Workload, open_workload
 from harness.commands.server_start import (
     check_vocabulary,
