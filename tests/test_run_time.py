@@ -9,7 +9,7 @@ from runs import outcome_of, ran, sample
 from harness.cli import compose
 from harness.commands import run_time, sweep_looks
 from harness.commands.run_lifecycle import load_prompts
-from harness.commands.run_time import RunTime, Work, say_left, sweep_work
+from harness.commands.run_time import RunTime, Work, say_left, work_of
 from harness.commands.tasks import planned_turns, sweep_tasks
 from harness.config import AuditionConfig, SweepConfig
 from harness.measurement.round_times import LEAST_ROUNDS
@@ -32,17 +32,17 @@ def test_the_work_of_a_sweep_is_its_texts_pairs_scores_steps_and_visits() -> Non
     config = compose("sweep", [*SMALL, "prompts.limit=4", "until=all"])
     assert isinstance(config, SweepConfig)
     prompts = load_prompts(config)
-    work = sweep_work(config, prompts)
+    work = work_of(config, [config.draft], prompts)
     assert not work.texts, "the plain generations are the texts"
     in_looks = compose("sweep", [*SMALL, "prompts.limit=4"])
     assert isinstance(in_looks, SweepConfig)
-    texts = sweep_work(in_looks, prompts).texts
+    texts = work_of(in_looks, [in_looks.draft], prompts).texts
     assert sum(each.count * each.batch for each in texts if each.tokens == 1) == 4 * 12
     pairs = pair_forwards([0, 1, 4], 4, 12)
     assert all(each in work.rest for each in [*pairs, *timing_forwards(4, "draft")])
     visits = [each for each in work.rest if each.tokens == 5 and each.count % LEAST_ROUNDS == 0]
     assert visits, "rounds of K = 4 are timed too"
-    slow = sweep_work(config, prompts, lambda _: 1.0)
+    slow = work_of(config, [config.draft], prompts, lambda _: 1.0)
     assert sum(each.count for each in slow.rest) < sum(each.count for each in work.rest)
 
 
