@@ -62,17 +62,11 @@ VARYING: Mapping[Varying, str] = {"schedule": "by the schedule", "adaptive": "ad
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt with its token ids.
+    """A prompt with its token ids."""
 
-    Attributes:
-        prompt: the conversation up to the turn to answer.
-        tokens: at least one id.
-        pending: tokens that the target's answers may add, where they are not generated yet.
-    """
-
-    prompt: Prompt
-    tokens: tuple[int, ...]
-    pending: int = 0
+    prompt: Prompt  # the conversation up to the turn to answer
+    tokens: tuple[int, ...]  # at least one id
+    pending: int = 0  # tokens that the target's answers may add, where they are not generated yet
 
     @property
     def turn(self) -> int:
@@ -101,10 +95,9 @@ def planned_turns(prompts: Sequence[Prompt], config: Config) -> tuple[EncodedPro
 
 
 def replayed_prompts(prompts: Sequence[Prompt], config: SweepConfig) -> tuple[Prompt, ...]:
-    """The prompts that a sweep decodes plainly and replays, of those that its keys name.
+    """The prompts that a sweep decodes plainly and replays: all, but in looks `MOST_REPLAYED`.
 
-    All, but where it measures in looks and prompts.limit is not given at most `MOST_REPLAYED`, of
-    each prompt set its share.
+    Of each prompt set they are its share, and all where prompts.limit is given.
     """
     if config.until != "decided" or config.prompts.limit_files or len(prompts) <= MOST_REPLAYED:
         return tuple(prompts)
@@ -197,25 +190,15 @@ def profile_tasks(prompts: Sequence[EncodedPrompt], config: ProfileConfig) -> li
 
 @dataclass(frozen=True)
 class LoopTasks:
-    """The generations of a sweep at most.
+    """The generations of a sweep at most."""
 
-    Attributes:
-        texts: in batches.
-        measured: one at a time.
-        again: how often each that is measured may be repeated, where its text is short.
-    """
-
-    texts: Sequence[Task]
-    measured: Sequence[Task]
-    again: int = 0
+    texts: Sequence[Task]  # in batches
+    measured: Sequence[Task]  # one at a time
+    repeats: int = 0  # generations that repeat one whose text is short
 
     @property
     def count(self) -> int:
         return len(self.texts) + len(self.measured)
-
-    @property
-    def repeats(self) -> int:
-        return self.again * len(self.measured)
 
 
 def sweep_tasks(
@@ -236,7 +219,7 @@ def sweep_tasks(
         for task in group_tasks(look_groups(order, config, looks, look), config, repetition)
     ]
     again = max(0, MOST_REPETITIONS - config.repetitions)
-    return LoopTasks(text_tasks(prompts, config), measured, again)
+    return LoopTasks(text_tasks(prompts, config), measured, again * len(measured))
 
 
 # ---- looks ---------------------------------------------------------------------------------------
@@ -284,10 +267,8 @@ def look_groups(
 def _ks(config: SweepConfig, chosen: int | None, rank: int, number: int) -> tuple[int, ...]:
     """Plain decoding and the chosen K alternate in who leads; others follow in rotation.
 
-    Args:
-        chosen: None where every K is measured on every prompt.
-        rank: of the conversation in its prompt set.
-        number: of the turn and the temperature, so that each of them alternates.
+    So do conversations, by their `rank` in a prompt set, and the `number` of turn and temperature.
+    Every K is measured on every prompt where none is chosen.
     """
     ks, place = config.speculative_ks, rank + number
     if chosen is None:
@@ -319,17 +300,11 @@ def group_tasks(groups: Sequence[Group], config: SweepConfig, repetition: int) -
 
 @dataclass(frozen=True, order=True)
 class Role:
-    """The kind of a server: how it drafts.
+    """The kind of a server: how it drafts."""
 
-    Attributes:
-        k: tokens that it drafts per round; 0 decodes plainly.
-        rejects: whether it is told to reject every draft, so that each round emits one token.
-        varying: how its K changes while it serves; `k` is the largest then.
-    """
-
-    k: int
-    rejects: bool = False
-    varying: Varying = ""
+    k: int  # tokens that it drafts per round, at most; 0 decodes plainly
+    rejects: bool = False  # told to reject every draft, so that each round emits one token
+    varying: Varying = ""  # how its K changes while it serves
 
     def __str__(self) -> str:
         if self.varying:
@@ -343,20 +318,15 @@ PLAIN = Role(0)
 def varying_roles(config: ServerConfig) -> list[Role]:
     """The servers whose K changes while they serve, which are measured under load alone."""
     by_engine = ENGINES[config.engine].varying
-    roles: list[Role] = []
-    for varying in config.varying:
-        largest = by_engine[varying].largest_k or max(config.k)
-        if varying == "schedule":
-            largest = max(k for *_, k in config.schedule)
-        roles.append(Role(largest, varying=varying))
-    return roles
+    largest = {varying: by_engine[varying].largest_k or max(config.k) for varying in config.varying}
+    if "schedule" in largest:
+        largest["schedule"] = max(k for *_, k in config.schedule)
+    return [Role(k, varying=varying) for varying, k in largest.items()]
 
 
 def load_slots(config: ServerConfig) -> int:
-    """Requests that the servers of a load have room for; 1 where no load is measured.
-
-    Loads at a rate get those of the largest closed loop, whose costs then say what they wait.
-    """
+    """Requests that the servers of a load have room for; 1 where no load is measured."""
+    # Loads at a rate get those of the largest closed loop, whose costs then say what they wait
     most = max(config.concurrency)
     return ARRIVING_SLOTS if config.rate and most == 1 else most
 
@@ -366,19 +336,14 @@ TaskFile = Literal["trials", "starts", "rounds", "probes"]
 
 @dataclass(frozen=True)
 class ServerTask:
-    """One request to one server.
-
-    Attributes:
-        file: where its answer is stored.
-        part: whether it is for a part of the budget.
-    """
+    """One request to one server."""
 
     role: Role
     visit: int
     entry: EncodedPrompt
     temperature: float
-    file: TaskFile
-    part: bool = False
+    file: TaskFile  # where its answer is stored
+    part: bool = False  # for a part of the budget
 
     def budget(self, new_tokens: int) -> int:
         return shorter_budget(new_tokens) if self.part else new_tokens
@@ -393,12 +358,12 @@ def every_k_tasks(
     whose pace drifts would else favour one prompt set, and the costs that predict it come from the
     others. All K of a prompt follow each other.
     """
-    asked: list[EncodedPrompt] = []
-    if rejecting:  # one prompt of each set, of a middle length, the same in each visit
-        for entries in grouped(prompts, lambda entry: entry.prompt.prompt_set).values():
-            asked.append(sorted(entries, key=lambda each: len(each.tokens))[len(entries) // 2])
+    by_set = grouped(prompts, lambda entry: entry.prompt.prompt_set).values()
+    asked = [  # one prompt of each set, of a middle length, the same in each visit
+        sorted(entries, key=lambda each: len(each.tokens))[len(entries) // 2] for entries in by_set
+    ]
     ks = dict.fromkeys(config.temperature, (0, *config.speculative_ks))
-    return _tasks(config, prompts, ks, parts=not rejecting, rejecting=asked)
+    return _tasks(config, prompts, ks, parts=not rejecting, rejecting=asked if rejecting else ())
 
 
 def plain_tasks(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> Iterator[ServerTask]:
@@ -444,10 +409,10 @@ def _tasks(
         ks: by temperature.
         visits: None for as many as the run asks for.
         parts: whether each is asked for a part of its budget too, after the whole one at every K.
-            Not where drafts are not replayed: nothing prices their rounds, and what remembers
-            requests (ngram_mod) would know the text.
         rejecting: prompts that servers are asked, too, which reject every draft.
     """
+    # Nothing prices rounds of drafts that are not replayed, and what remembers requests (ngram_mod)
+    # would know the text
     parts = parts and config.draft.spec.replayed
     blocks = [(entry, t, False) for entry in prompts for t in ks]
     blocks += [(entry, t, True) for entry in rejecting for t in ks]
@@ -455,17 +420,15 @@ def _tasks(
         order = np.random.default_rng((config.seed, visit))
         for place in order.permutation(len(blocks)):
             entry, temperature, rejects = blocks[place]
-            roles = [
-                Role(k, rejects=rejects and k > 0)
-                for k in map(int, order.permutation(ks[temperature]))
-            ]
-            kinds: Sequence[tuple[TaskFile, bool]] = ((file, False),)
+            shuffled = [int(k) for k in order.permutation(ks[temperature])]
+            kinds: list[tuple[TaskFile, bool]] = [(file, False)]
             if rejects:
-                kinds = (("rounds", True), ("rounds", False))
+                kinds = [("rounds", True), ("rounds", False)]
             elif parts:
-                kinds = ((file, False), ("starts", True))
+                kinds.append(("starts", True))
             for stored, part in kinds:
-                for role in roles:
+                for k in shuffled:
+                    role = Role(k, rejects=rejects and k > 0)
                     yield ServerTask(role, visit, entry, temperature, stored, part)
 
 
@@ -474,9 +437,8 @@ def priced_by_other_sets(
 ) -> bool:
     """True where no server has to reject every draft, since the other prompt sets price rounds.
 
-    That is where time is short, so that `less` than everything is asked: one rejecting request of a
-    real model can take a minute. And where each is sent once: a disturbed one would price a K on
-    its own.
+    So it is where `less` than everything is asked, for one rejecting request of a real model can
+    take a minute, and where each is sent once: a disturbed one would price a K on its own.
     """
     sets = {entry.prompt.prompt_set for entry in prompts}
     return len(sets) > 1 and (config.repetitions == 1 or less)
@@ -484,20 +446,14 @@ def priced_by_other_sets(
 
 @dataclass(frozen=True)
 class ServerTasks:
-    """The requests of a server run, one at a time, at most.
+    """The requests of a server run, one at a time, at most."""
 
-    Attributes:
-        started: speculating servers.
-        choosing: of few K on few prompts, which price their rounds.
-        plain: every text once plainly, by which replay compares K; left out of a run that asks for
-            less than everything.
-        measured: the visits.
-    """
-
-    started: int
-    choosing: Sequence[ServerTask]
-    plain: Sequence[ServerTask]
-    measured: Sequence[ServerTask]
+    started: int  # speculating servers
+    choosing: Sequence[ServerTask]  # of few K on few prompts, which price their rounds
+    plain: Sequence[
+        ServerTask
+    ]  # every text once, by which replay compares K; none if less is asked
+    measured: Sequence[ServerTask]  # the visits
 
 
 def server_tasks(
@@ -509,8 +465,7 @@ def server_tasks(
 ) -> ServerTasks:
     """The requests of a server run that asks for so much.
 
-    Args:
-        synthetic: whether the engine's servers can be told to reject every draft.
+    With `synthetic` the engine's servers can be told to reject every draft.
     """
     config, prompts = asking(asked, config, prompts)
     ks = sorted(config.speculative_ks)
@@ -521,12 +476,9 @@ def server_tasks(
         return ServerTasks(len(ks), (), (), tasks)
     first = searched_next(ks, {}) or tuple(ks)
     started = max(len(first), most_started(len(ks), len(config.temperature)))
-    further = (started - len(first)) * [ks[-1:]]
-    choosing = [
-        task
-        for some in (first, *further)
-        for task in probe_tasks(config, prompts, some, asked.of_each_set)
-    ]
+    choosing = [*probe_tasks(config, prompts, first, asked.of_each_set)]
+    for _ in range(started - len(first)):
+        choosing += probe_tasks(config, prompts, ks[-1:], asked.of_each_set)
     largest = ServedKs((), tuple(ChosenK(value, ks[-1]) for value in config.temperature))
     plain = [*plain_tasks(config, prompts)] if asked.everything else []
     return ServerTasks(started, choosing, plain, [*chosen_tasks(config, prompts, largest)])
@@ -551,11 +503,6 @@ def asking(
     """The configuration and the prompts of a run that asks for so much."""
     kept = in_random_order(prompts, config.seed)[: asked.prompts]
     turns = {id(entry) for conversation in kept for entry in conversation.turns}
-    config = replace(
-        config,
-        new_tokens=asked.new_tokens,
-        repetitions=asked.repetitions,
-        temperature=[*asked.temperature],
-        k=[*asked.k],
-    )
+    config = replace(config, new_tokens=asked.new_tokens, repetitions=asked.repetitions)
+    config = replace(config, temperature=[*asked.temperature], k=[*asked.k])
     return config, tuple(entry for entry in prompts if id(entry) in turns)
