@@ -13,6 +13,7 @@ server's texts then say how much slower or faster the machine is than that, for 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -77,43 +78,26 @@ OVERHEAD = 1.2
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a plain server: to start, for a token of a prompt, for an emitted token.
-
-    `asking_s` is what a request takes besides its tokens.
-    """
+    """Seconds of a plain server."""
 
     start_s: float
     prompt_token_s: float
-    token_s: float
-    asking_s: float = 0.0
+    token_s: float  # an emitted one
+    asking_s: float = 0.0  # of a request, besides its tokens
 
     def request_s(self, prompt_tokens: float, new_tokens: float) -> float:
         return self.asking_s + prompt_tokens * self.prompt_token_s + new_tokens * self.token_s
 
-    def task_s(self, task: ServerTask, new_tokens: int) -> float:
-        """Seconds of a task, before any request of its K is timed."""
-        plain_s = self.request_s(len(task.entry.tokens), new_tokens)
-        return plain_s * (SLOWER if task.role.k else 1.0)
-
 
 @dataclass(frozen=True)
 class Expected:
-    """Seconds of a plan, part by part.
+    """Seconds of a plan, part by part."""
 
-    Attributes:
-        choosing: the servers' start, and the requests that price the rounds of a few K.
-        plain: every text decoded once plainly, by which replay compares K; left out of a run that
-            asks for less than everything.
-        measuring: the visits.
-        judging: the forwards over what was returned, by the weights that score it.
-        loads: requests side by side and at random.
-    """
-
-    choosing: float
-    plain: float
-    measuring: float
-    judging: float
-    loads: float = 0.0
+    choosing: float  # the servers' start, and the requests that price the rounds of a few K
+    plain: float  # every text once, by which replay compares K
+    measuring: float  # the visits
+    judging: float  # the forwards over what was returned, by the weights that score it
+    loads: float = 0.0  # requests side by side and at random
 
     @property
     def total_s(self) -> float:
@@ -138,15 +122,12 @@ def machine_pace(config: ServerConfig) -> Pace | None:
         header = read_model(Path(model.id), model.where)
         read_bytes, parameters = header.weights_bytes, header.parameters
     else:
-        try:
+        need = None
+        with suppress(UserError):  # of the hub, which a dry run asks for nothing
             need = memory_need(model, torch.device("cpu"))
-        except UserError:  # of the hub, which a dry run asks for nothing
-            return None
         if need is None:
             return None
-        read_bytes = need.weight_bytes
-        if model.gguf is not None:
-            read_bytes = bytes_of(Path(model.gguf))
+        read_bytes = need.weight_bytes if model.gguf is None else bytes_of(Path(model.gguf))
         parameters = need.weight_bytes / need.dtype.itemsize
     machine, operations = this_machine(config.threads), 2 * parameters
     return Pace(
@@ -169,7 +150,11 @@ def expected(
     tasks = server_tasks(asked, config, prompts, synthetic=synthetic)
 
     def seconds(some: Sequence[ServerTask]) -> float:
-        return sum(pace.task_s(task, task.budget(asked.new_tokens)) for task in some)
+        return sum(
+            pace.request_s(len(task.entry.tokens), task.budget(asked.new_tokens))
+            * (SLOWER if task.role.k else 1.0)
+            for task in some
+        )
 
     return Expected(
         (1 + SLOWER * tasks.started) * pace.start_s + seconds(tasks.choosing),
@@ -191,16 +176,15 @@ class LoadRequests(NamedTuple):
 def load_requests(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> LoadRequests:
     """The requests that every server gets side by side, and at random."""
     # Next to each server whose K changes the plain one is asked again
-    by_set = prompts_by_set(prompts)
+    by_set, slots = prompts_by_set(prompts), load_slots(config)
     servers = 1 + len(config.speculative_ks) + 2 * len(config.varying)
-    each = len(config.temperature) * config.repetitions * servers
+    visits = len(config.temperature) * servers
+    each = config.repetitions * visits
     levels = config.concurrency if max(config.concurrency) > 1 else []
     side_by_side = 2 * each * sum(requests_of_load(by_set, level) for level in levels)
-    slots = load_slots(config)
     at_random = each * len(config.rate or ()) * requests_of_load(by_set, slots)
     # Every prompt alone, then as many side by side as there are slots
-    warming = len(config.temperature) * servers
-    warming *= sum(requests_of_load(by_set, level) for level in (1, slots))
+    warming = visits * sum(requests_of_load(by_set, level) for level in (1, slots))
     return LoadRequests(side_by_side, at_random, warming if side_by_side or at_random else 0)
 
 
@@ -248,20 +232,19 @@ def fitted(
     synthetic: bool = False,
 ) -> tuple[AskedLess, Expected]:
     """The most that fits into so many seconds, in the order of the module's docstring; its time."""
-    needed: tuple[AskedLess, Expected] | None = None
-    for asked in _ever_less(config, prompts):
-        needed = asked, expected(asked, config, prompts, pace, synthetic=synthetic)
-        while needed[1].choosing > CHOOSING_SHARE * budget_s and needed[0].of_each_set > 1:
-            asked = replace(needed[0], of_each_set=needed[0].of_each_set - 1)
-            needed = asked, expected(asked, config, prompts, pace, synthetic=synthetic)
-        if needed[1].total_s <= SAFE_SHARE * budget_s:
+    whole = everything(config, prompts)
+    asked, needs = whole, Expected(0.0, 0.0, 0.0, 0.0)
+    for asked in _ever_less(whole):
+        needs = expected(asked, config, prompts, pace, synthetic=synthetic)
+        while needs.choosing > CHOOSING_SHARE * budget_s and asked.of_each_set > 1:
+            asked = replace(asked, of_each_set=asked.of_each_set - 1)
+            needs = expected(asked, config, prompts, pace, synthetic=synthetic)
+        if needs.total_s <= SAFE_SHARE * budget_s:
             break
-    assert needed is not None  # everything comes first
-    return needed
+    return asked, needs
 
 
-def _ever_less(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> Iterator[AskedLess]:
-    asked = everything(config, prompts)
+def _ever_less(asked: AskedLess) -> Iterator[AskedLess]:
     yield asked
     asked = replace(asked, everything=False)
     while asked.repetitions > 1:
@@ -283,18 +266,14 @@ def _ever_less(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> Iterat
 
 def left_out(asked: AskedLess, whole: AskedLess) -> str:
     """The parts of a run that are not asked for, in words; empty where everything is."""
-    parts = [
-        f"{name} {before} -> {after}"
-        for name, before, after in (
-            ("visits", whole.repetitions, asked.repetitions),
-            ("tokens a text", whole.new_tokens, asked.new_tokens),
-            ("temperatures", listed(whole.temperature), listed(asked.temperature)),
-            ("prompts", whole.prompts, asked.prompts),
-            ("K", listed(whole.k), listed(asked.k)),
-        )
-        if before != after
-    ]
-    return "; ".join(parts)
+    parts = (
+        ("visits", whole.repetitions, asked.repetitions),
+        ("tokens a text", whole.new_tokens, asked.new_tokens),
+        ("temperatures", listed(whole.temperature), listed(asked.temperature)),
+        ("prompts", whole.prompts, asked.prompts),
+        ("K", listed(whole.k), listed(asked.k)),
+    )
+    return "; ".join(f"{name} {old} -> {new}" for name, old, new in parts if old != new)
 
 
 def listed(values: Iterable[float]) -> str:
@@ -383,19 +362,12 @@ def timed_lengths(ks: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class AuditionTime:
-    """Seconds of the parts of an audition.
+    """Seconds of the parts of an audition."""
 
-    Attributes:
-        plain: of the target's texts.
-        drafts: by name, of the scores and the timed rounds of each.
-        measuring: of all looks at a finalist, as if it were as fast as plain decoding.
-        finalists: that are measured at most.
-    """
-
-    plain: float
-    drafts: Mapping[str, float]
-    measuring: float
-    finalists: int = 1
+    plain: float  # of the target's texts
+    drafts: Mapping[str, float]  # by name, of the scores and the timed rounds of each
+    measuring: float  # of all looks at a finalist, as if it were as fast as plain decoding
+    finalists: int = 1  # that are measured at most
 
     @property
     def ranking_s(self) -> float:
@@ -403,7 +375,6 @@ class AuditionTime:
         return self.plain + sum(self.drafts.values())
 
     def sentence(self) -> str:
-        """About how long it takes: until the ranking, if one look decides, and at most."""
         ranked, look = self.ranking_s, self.measuring / LOOKS
         return (
             f"ranked by replay after about {fmt.duration(ranked)}, and the best one measured after"
@@ -426,44 +397,32 @@ def audition_time(
         pairs: by draft, the configuration of its servers.
         prompts: with about as many tokens as each has.
     """
-    first = next(iter(pairs.values()))
-    target = machine_pace(first)
+    target = machine_pace(next(iter(pairs.values())))
     if target is None:
         return None
     lengths, new = [len(entry.tokens) for entry in prompts], config.new_tokens
-
-    def texts_s(pace: Pace) -> float:
-        return sum(pace.request_s(length, new) for length in lengths)
-
+    start_s, texts_s = target.start_s, sum(target.request_s(length, new) for length in lengths)
     drafts: dict[str, float] = {}
     for name, pair in pairs.items():
-        if not pair.draft.spec.replayed:
-            drafts[name] = target.start_s + 2.0 * texts_s(target)
+        draft = pair.draft
+        if not draft.spec.replayed:
+            drafts[name] = start_s + 2.0 * texts_s
             continue
-        if pair.draft.spec.looks_up:
+        if draft.spec.looks_up:
             few = sorted(lengths)[:LOOKUP_PROMPTS]
             each_s = sum(target.request_s(length, 1.5 * new) for length in few)
-            started = LOOKUP_KS * target.start_s
-            drafts[name] = started + (1 + LOOKUP_KS) * each_s
+            drafts[name] = LOOKUP_KS * start_s + (1 + LOOKUP_KS) * each_s
             continue
-        pace = machine_pace(replace(pair, model=_as_target(pair.draft)))
+        as_target = ModelConf(name=draft.name, id=draft.id, gguf=draft.gguf)
+        pace = machine_pace(replace(pair, model=as_target))
         assert pace is not None
         steps = new * (1.0 + (OFF_TEXT if any(config.p_min or ()) else 0.0))
-        scored = sum(pace.request_s(length, steps) for length in lengths)
+        scored = sum(pace.request_s(length, steps) + REQUEST_S * steps for length in lengths)
         timed = timed_lengths(config.speculative_ks)
         rounds = VISITS * sum(_rounds_s(target, pace, n, config) for n in timed)
-        starts = pace.start_s + target.start_s
-        asked = REQUEST_S * steps * len(lengths)
-        drafts[name] = pace.start_s + starts + scored + asked + rounds
-    started = target.start_s
-    measuring = started + 2.0 * texts_s(target)
-    replayed = sum(pair.draft.spec.replayed for pair in pairs.values())
-    finalists = min(FINALISTS, replayed)
-    return AuditionTime(started + texts_s(target), drafts, measuring, finalists)
-
-
-def _as_target(draft: ModelConf) -> ModelConf:
-    return ModelConf(name=draft.name, id=draft.id, gguf=draft.gguf)
+        drafts[name] = 2.0 * pace.start_s + start_s + scored + rounds
+    finalists = min(FINALISTS, sum(pair.draft.spec.replayed for pair in pairs.values()))
+    return AuditionTime(start_s + texts_s, drafts, start_s + 2.0 * texts_s, finalists)
 
 
 def _rounds_s(target: Pace, draft: Pace, rounds: int, config: AuditionConfig) -> float:

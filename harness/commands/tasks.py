@@ -318,10 +318,13 @@ PLAIN = Role(0)
 def varying_roles(config: ServerConfig) -> list[Role]:
     """The servers whose K changes while they serve, which are measured under load alone."""
     by_engine = ENGINES[config.engine].varying
-    largest = {varying: by_engine[varying].largest_k or max(config.k) for varying in config.varying}
-    if "schedule" in largest:
-        largest["schedule"] = max(k for *_, k in config.schedule)
-    return [Role(k, varying=varying) for varying, k in largest.items()]
+    roles: list[Role] = []
+    for varying in config.varying:
+        largest = by_engine[varying].largest_k or max(config.k)
+        if varying == "schedule":
+            largest = max(k for *_, k in config.schedule)
+        roles.append(Role(largest, varying=varying))
+    return roles
 
 
 def load_slots(config: ServerConfig) -> int:
