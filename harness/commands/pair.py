@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -54,21 +54,15 @@ CACHES_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Target:
-    """A target that is ready to generate.
-
-    Attributes:
-        target, target_model: the loaded model, and the same with a cache, as the loop sees it.
-        conversations: in the order of their prompt sets.
-        prompts: their turns, encoded for the target; only the first turns until the answers to
-            them are generated (`harness.commands.completions.with_turns`).
-        positions: that the longest generation needs, the drafts of its last round included.
-    """
+    """A target that is ready to generate."""
 
     target: LoadedModel
-    target_model: CachedModel
-    conversations: tuple[Prompt, ...]
+    target_model: CachedModel  # the same with a cache, as the loop sees it
+    conversations: tuple[Prompt, ...]  # in the order of their prompt sets
+    # Their turns, encoded for the target; only the first turns until the answers to them are
+    # generated (`harness.commands.completions.with_turns`)
     prompts: tuple[EncodedPrompt, ...]
-    positions: int
+    positions: int  # that the longest generation needs, the drafts of its last round included
 
     @property
     def opened(self) -> Mapping[str, tuple[LoadedModel, CachedModel]]:
@@ -123,14 +117,9 @@ def described(
 
 @dataclass(frozen=True)
 class Scoring:
-    """Settings by which texts are scored.
+    """Settings by which texts are scored; see `score_texts`."""
 
-    Attributes:
-        largest_k: the largest K that is replayed of a look-up or a head.
-        draft_sampling, batch: see `score_texts`.
-    """
-
-    largest_k: int
+    largest_k: int  # that is replayed of a look-up or a head
     draft_sampling: DraftSampling = as_target
     batch: int = BATCH
     tick: Callable[[], None] = lambda: None
@@ -151,7 +140,7 @@ class Pair(Target, ABC):
     def timed_drafting(self) -> Draft:
         return self.drafting
 
-    def with_own_caches(self) -> "Pair":
+    def with_own_caches(self) -> Self:
         """The same networks with caches of their own, for a generation beside others."""
         return replace(self, target_model=self.target_model.with_own_cache())
 
@@ -160,16 +149,6 @@ class Pair(Target, ABC):
         """Those with own caches that were made so far, by whatever runs generations at once."""
         return []
 
-    @cached_property
-    def cache_bytes(self) -> float:
-        """Of the caches of one generation, which grow to twice what they hold; 0 if not known."""
-        shapes = [
-            (shape_of(model.network.config), model.network.dtype.itemsize)
-            for _, model in self.opened.values()
-        ]
-        per_token = sum(shape.kv_bytes_read(1, size) for shape, size in shapes if shape)
-        return 2.0 * self.positions * per_token
-
     @property
     def on_processors(self) -> bool:
         return all(timed.model.device.type == "cpu" for timed in self.timed)
@@ -177,10 +156,17 @@ class Pair(Target, ABC):
     def fits(self, number: int) -> bool:
         """True where so many generations can be run at once: on processors with memory for caches.
 
-        On a card recorded work is bound to one cache, and other work seldom shares a card.
+        On a card recorded work is bound to one cache, and other work seldom shares a card. Caches
+        grow to twice what they hold.
         """
-        free = free_bytes(torch.device("cpu"))
-        fits = free is None or (number - 1) * self.cache_bytes < CACHES_SHARE * free
+        networks = [model.network for _, model in self.opened.values()]
+        per_token = sum(
+            shape.kv_bytes_read(1, network.dtype.itemsize)
+            for network in networks
+            if (shape := shape_of(network.config))
+        )
+        caches, free = 2.0 * self.positions * per_token, free_bytes(torch.device("cpu"))
+        fits = free is None or (number - 1) * caches < CACHES_SHARE * free
         return self.on_processors and fits
 
     @property
@@ -235,9 +221,8 @@ class ModelPair(Pair):
     def drafting(self) -> CachedModel:
         return self.draft_model
 
-    def with_own_caches(self) -> "ModelPair":
-        target, draft = self.target_model.with_own_cache(), self.draft_model.with_own_cache()
-        return replace(self, target_model=target, draft_model=draft)
+    def with_own_caches(self) -> Self:
+        return replace(super().with_own_caches(), draft_model=self.draft_model.with_own_cache())
 
     def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
         """Texts as the model sees them, which serve every K."""
@@ -256,13 +241,9 @@ class ModelPair(Pair):
 
 @dataclass(frozen=True)
 class LookupPair(Pair):
-    """A target whose draft looks its tokens up: there is no second model.
+    """A target whose draft looks its tokens up: there is no second model."""
 
-    Attributes:
-        kind: of look-up.
-    """
-
-    kind: str
+    kind: str  # of look-up
 
     @cached_property
     def drafter(self) -> LookupDrafter:
@@ -319,10 +300,9 @@ class HeadPair(Pair):
 
         return drafter
 
-    def with_own_caches(self) -> "HeadPair":
-        target = self.target_model.with_own_cache()
+    def with_own_caches(self) -> Self:
         head = self.head.network.with_cache(self.head_model.vocab_size)
-        return replace(self, target_model=target, head_model=head)
+        return replace(super().with_own_caches(), head_model=head)
 
     @property
     def most(self) -> int | None:
@@ -342,19 +322,20 @@ class HeadPair(Pair):
         )
 
 
+@dataclass(frozen=True)
 class SideBySide:
     """The models of generations that take turns, of each with caches of its own."""
 
-    def __init__(self, pair: Pair, *, timed: bool = False) -> None:
-        self._pair, self._timed = pair, timed
+    pair: Pair
+    timed: bool = False  # rounds are timed with them
 
     def models(self, number: int) -> list[Models]:
-        copies = self._pair.copies
+        copies = self.pair.copies
         while len(copies) < number - 1:
-            copies.append(self._pair.with_own_caches())
+            copies.append(self.pair.with_own_caches())
         return [
-            (pair.target_model, pair.timed_drafting if self._timed else pair.drafting)
-            for pair in (self._pair, *copies[: number - 1])
+            (pair.target_model, pair.timed_drafting if self.timed else pair.drafting)
+            for pair in (self.pair, *copies[: number - 1])
         ]
 
 
@@ -427,12 +408,9 @@ def open_draft(
     """
     device = resolve_device(config.device.name)
     check_clock(config, conf, device)
-    if not conf.spec.loader:
-        draft = load_model(conf, device)
-    elif isinstance(target, LoadedModel):
-        draft = conf.spec.load(conf, target)
-    else:
+    if conf.spec.loader and not isinstance(target, LoadedModel):
         raise UserError(f"{conf.shown}: made of the target, whose weights are not here")
+    draft = conf.spec.load(conf, target) if conf.spec.loader else load_model(conf, device)
     models.check_tokenizers(target, draft)
     width = draft.vocab_size
     if isinstance(target, LoadedModel):  # tokens that the target lacks are padding
