@@ -32,24 +32,15 @@ LOOKS_PER_S = 2
 
 
 class Bar:
-    """The progress of one block: a call counts one, `say` changes its label.
-
-    Attributes:
-        total: how many there are to count; None: unknown.
-        due: when a line about it must be written at the latest, on the monotonic clock.
-    """
+    """The progress of one block: a call counts one, `say` changes its label."""
 
     def __init__(
-        self,
-        display: "_Display",
-        label: str,
-        total: int | None,
-        sizes: Sequence[float] | None = None,
+        self, display: "_Display", label: str, total: int | None, sizes: Sequence[float] = ()
     ) -> None:
-        self.label, self.total, self.done, self.due = label, total, 0, float("inf")
-        self._display = display
+        self.label, self.total, self.done = label, total, 0  # total None: unknown
+        self.due = float("inf")  # when a line about it must be written, on the monotonic clock
+        self._display, self._sizes = display, sizes
         self._begun = self._counted = time.monotonic()
-        self._sizes = sizes or ()
 
     def __call__(self, count: int = 1) -> None:
         self._counted = time.monotonic()
@@ -76,10 +67,10 @@ class Bar:
         """
         if not self.total or self.done < 2 or self.done >= self.total:
             return ""
-        done, rest, since = self._size(0, self.done), self._size(self.done, self.total), self._begun
-        pace = (self._counted - since) / done
-        pace = max(pace, (time.monotonic() - since) / (done + self._size(self.done, self.done + 1)))
-        left_s = pace * rest - (time.monotonic() - self._counted)
+        now, size = time.monotonic(), self._size
+        done, begun_too = size(0, self.done), size(0, self.done + 1)
+        pace = max((self._counted - self._begun) / done, (now - self._begun) / begun_too)
+        left_s = pace * size(self.done, self.total) - (now - self._counted)
         return f"about {_clock(left_s)} left" if left_s > 0.0 else ""
 
     def _size(self, begin: int, end: int) -> float:
@@ -185,10 +176,7 @@ class _Display:
             self._written = now
             for bar in bars:
                 bar.due = float("inf")
-            with suppress(OSError, ValueError):  # nobody reads it any more
-                shown = "; ".join(map(str, bars))
-                sys.stderr.write(f"{_clock(now - self._began)} {shown}{_late_request()}\n")
-                sys.stderr.flush()
+            self.write("; ".join(map(str, bars)) + _late_request())
 
 
 _DISPLAY = _Display()
@@ -206,11 +194,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def progress(
-    label: str,
-    total: int | None = None,
-    *,
-    soon: bool = False,
-    sizes: Sequence[float] | None = None,
+    label: str, total: int | None = None, *, soon: bool = False, sizes: Sequence[float] = ()
 ) -> Iterator[Bar]:
     """Show what is being done while the block runs; yields what counts to `total`.
 

@@ -58,8 +58,8 @@ def run(config: ReportConfig) -> Outcome:
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)}: give one of them")
     _check_belongs(config)
-    for name, why in NOT_JUDGED.items():
-        if config.fail_below is not None and getattr(config, name) not in (None, []):
+    for name, why in NOT_JUDGED.items() if config.fail_below is not None else ():
+        if getattr(config, name):
             raise UserError(f"fail_below: needs run= or runs=; {why}")
     if config.index is not None:
         return _index(config.index)
@@ -93,11 +93,7 @@ def _check_belongs(config: ReportConfig) -> None:
 
 
 def _rendered(name: str, config: ReportConfig) -> Outcome:
-    """Analyse a stored run again and render it, complete or not.
-
-    The analysis is stored in it too, so that a folder says one thing, unless another process is
-    writing it.
-    """
+    """Analyse a stored run again, complete or not, store the analysis in it, and render it."""
     with progress(f"reading {name}") as bar:
         stored = load(name)
         bar.say("analysing the run")
@@ -165,9 +161,8 @@ def _below(summary: Summary, folder: Path, fail_below: float | None) -> bool:
     outcome = "FAIL, the headline's speedup is below it" if below else "PASS"
     shown = grid.marked(summary)
     where = f", {grid.evidence(answer)}, for {shown.phrase}" if shown else ""
-    Console(highlight=False, soft_wrap=True).print(
-        f"fail_below={fail_below:g}: {outcome}: {answer.speedup:.2f}x at K={answer.named[1]}{where}"
-    )
+    speedup = f"{answer.speedup:.2f}x at K={answer.named[1]}"
+    _print(f"fail_below={fail_below:g}: {outcome}: {speedup}{where}")
     return below
 
 
@@ -201,10 +196,12 @@ def _index(root: str) -> Outcome:
         raise UserError(f"index={root}: cannot write there ({error.strerror})") from error
     unread = sum(bool(line.error) for line in lines)
     unreadable = f", {unread} of them unreadable" if unread else ""
-    Console(highlight=False, soft_wrap=True).print(
-        f"{len(lines)} runs{unreadable}: {file}", markup=False
-    )
+    _print(f"{len(lines)} runs{unreadable}: {file}")
     return Outcome(None)
+
+
+def _print(line: str) -> None:
+    Console(highlight=False, soft_wrap=True).print(line, markup=False)
 
 
 def _line(path: Path) -> Line:

@@ -68,11 +68,8 @@ def timed_steps(
 ) -> list[StepTiming]:
     """Steps, verifies and prefills of a pair; those that cannot be right are timed again.
 
-    The first visit that timed rounds of the draft says what a plain token takes.
-
-    Args:
-        paired_with: the draft's name, where several are timed one after the other.
-        doing: is shown.
+    The first visit that timed rounds of the draft says what a plain token takes. They are stored
+    as `paired_with` a draft where several are timed one after the other.
     """
     visits = visits_of(folder.rounds.read(), pair.draft_name, GREEDY)
     plain_s = None if visits is None else float(np.median(visits.plain_s))
@@ -110,22 +107,16 @@ def enough_memory(doing: str) -> Iterator[None]:
 def _bandwidth(pair: Pair, config: ProfileConfig | SweepConfig) -> MemoryBandwidth:
     """Measured on the target's device, else the named card's data sheet."""
     device = pair.target_model.device
-    copied = _copied(device)
+    copied, card = _copied(device), config.gpu
     if copied is None:
         memory = environment.describe(device)["device_memory_bytes"]
         name = environment.device_name(device)
-        if config.gpu and is_card(config.gpu.name, config.gpu.memory_gb, name, memory):
-            return MemoryBandwidth(config.gpu.bandwidth_gb_s, source="datasheet")
+        if card and is_card(card.name, card.memory_gb, name, memory):
+            return MemoryBandwidth(card.bandwidth_gb_s, source="datasheet")
         return MemoryBandwidth()
     speeds = {role: _in_cache(model, device, copied) for role, (model, _) in pair.opened.items()}
-    return MemoryBandwidth(
-        copied.gb_s,
-        copied.buffer_bytes,
-        copied.samples,
-        "measured",
-        speeds.get("target"),
-        speeds.get("draft"),
-    )
+    cached = (speeds.get("target"), speeds.get("draft"))
+    return MemoryBandwidth(copied.gb_s, copied.buffer_bytes, copied.samples, "measured", *cached)
 
 
 def _copied(device: torch.device, buffer_bytes: int | None = None) -> CopyBandwidth | None:
