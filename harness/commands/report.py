@@ -1,8 +1,8 @@
 """Render stored runs again, compare them, or list them all; no model is loaded.
 
 A run is analysed again from its raw files, whether it is complete or unfinished, new or old.
-Records of requests that were served elsewhere become a run first (`harness.commands.imports`), and
-so do the counters of a server that is running (`harness.commands.metrics`).
+Records of requests that were served elsewhere, and the counters of a server that is running, become
+a run first (`harness.commands.served_elsewhere`).
 """
 
 import math
@@ -63,14 +63,12 @@ def run(config: ReportConfig) -> Outcome:
             raise UserError(f"fail_below: needs run= or runs=; {why}")
     if config.index is not None:
         return _index(config.index)
-    if config.records:
-        from harness.commands import imports  # the engines load torch
+    if config.records or config.metrics is not None:
+        from harness.commands import served_elsewhere  # the engines load torch
 
-        return imports.run(config)
-    if config.metrics is not None:
-        from harness.commands import metrics  # likewise
-
-        return metrics.run(config)
+        if config.records:
+            return served_elsewhere.import_records(config)
+        return served_elsewhere.read_counters(config)
     if config.runs:
         return _compared(config)
     if config.run is None:
