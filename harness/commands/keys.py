@@ -93,14 +93,9 @@ def _value(value: Any) -> str:
 
 
 def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
-    """The configuration, with what `words` do not set taken from the run that it names.
+    """The configuration, with what the `words` of the command line do not set taken from its run.
 
-    Args:
-        config: as composed, with `resume` or `traces_from`.
-        words: the overrides of the command line.
-
-    Raises:
-        UserError: it is no run folder.
+    That is the one that `resume` or `traces_from` names.
     """
     schema: Any = OmegaConf.get_type(config)
     resumed = config.get("resume") is not None

@@ -67,25 +67,21 @@ def run(config: ProfileConfig) -> Outcome:
 def _plain_requests(
     pair: ModelPair, config: ProfileConfig
 ) -> tuple[list[Request], dict[str, CachedModel]]:
-    requests: list[Request] = []
+    requests: dict[str, Request] = {}
     models: dict[str, CachedModel] = {}
     for task in profile_tasks(pair.prompts, config):
         for loaded, model in pair.opened.values():
             words = (task.entry, task.k, task.temperature, task.repetition)
             made = request(pair, config, *words, decoder=loaded)
-            if made.cell not in models:  # a self-draft is one model
-                requests.append(made)
-                models[made.cell] = model
-    return requests, models
+            requests.setdefault(made.cell, made)  # a self-draft is one model
+            models.setdefault(made.cell, model)
+    return [*requests.values()], models
 
 
 def _measure(
     folder: RunFolder, pair: ModelPair, config: ProfileConfig, visits: RoundVisits
 ) -> None:
-    """Time steps and curves, unless the folder has them, and store them.
-
-    Some of the `visits` that time rounds lie between them.
-    """
+    """Time steps and curves, unless the folder has them; some of the `visits` lie between them."""
     timings = measure_steps(folder, pair, config)
     visits.up_to(0.25)
     # An interrupted run may have noted its curves in the manifest but not stored them
