@@ -343,26 +343,18 @@ class SideBySide:
 
 
 def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
-    because = GRAPHS_KEEP_NO_STATES if config.draft.spec.reads_states else _read_back(config)
-    return with_draft(_open_target(config, prompts, because), config.draft, config)
+    return with_draft(open_target(config, prompts, [config.draft]), config.draft, config)
 
 
 def open_target(
-    config: AuditionConfig, prompts: Sequence[Prompt], drafts: Sequence[ModelConf] = ()
+    config: Config, prompts: Sequence[Prompt], drafts: Sequence[ModelConf] = ()
 ) -> Target:
-    """The target alone, with the same checks, the longest text's included.
+    """The target with its first turns, a cache for the longest text, and the threads settled.
 
     It runs as recorded graphs, where it can, unless all of `drafts` are heads.
     """
     only_heads = bool(drafts) and all(conf.spec.reads_states for conf in drafts)
-    because = GRAPHS_KEEP_NO_STATES if only_heads else _read_back(config)
-    opened = _open_target(config, prompts, because)
-    opened.check_lengths()
-    return opened
-
-
-def _open_target(config: Config, prompts: Sequence[Prompt], eager_because: str | None) -> Target:
-    """The target with its first turns, a cache for the longest text, and the threads settled."""
+    eager_because = GRAPHS_KEEP_NO_STATES if only_heads else _read_back(config)
     device, others = resolve_device(config.device.name), environment.OtherLoad()
     check_clock(config, config.model, device)
     check_memory(config, prompts)
@@ -377,7 +369,10 @@ def _open_target(config: Config, prompts: Sequence[Prompt], eager_because: str |
         environment.settle_threads(
             config.threads, [model], context, others=others, expect=bar.expect, tick=bar
         )
-    return Target(target, model, tuple(prompts), first, positions)
+    opened = Target(target, model, tuple(prompts), first, positions)
+    if isinstance(config, AuditionConfig):  # a pair's draft is checked with it
+        opened.check_lengths()
+    return opened
 
 
 def with_draft(target: Target, conf: ModelConf, config: Config) -> Pair:
