@@ -85,10 +85,7 @@ class Vocabularies:
             return None
 
     def encoded(self, target: Vocabulary, prompts: Sequence[Prompt]) -> tuple[EncodedPrompt, ...]:
-        """The prompts as `encoded_conversations` encodes them.
-
-        None of a file in a dry run, which starts no server to encode them.
-        """
+        """The prompts, encoded; none of a file in a dry run, which starts no server to do so."""
         new, config = [prompt for prompt in prompts if prompt not in self._encoded], self._config
         of_file = isinstance(target.tokenizer, GgufTokenizer)
         if of_file and config.dry_run:

@@ -142,9 +142,7 @@ def print_server(
 ) -> None:
     """Servers, and the requests that each kind of them gets.
 
-    Args:
-        states: addresses, each with who answers there, or why no server starts here.
-        synthetic: whether the engine's servers can be told to reject every draft.
+    The `states` are addresses, each with who answers there, or why no server starts here.
     """
     ks = [0, *config.speculative_ks]
     turns = planned_turns(prompts, config)

@@ -69,10 +69,8 @@ def pairings(
 ) -> list[Pairing]:
     """Every shipped draft with a target: the eligible ones first, small ones before large ones.
 
-    Args:
-        target: where its config names no tokenizer family, no models are compared with it.
-        card: whose memory must hold both, where one is named.
-        named: drafts that are taken whatever their configurations say.
+    A card's memory must hold both. Drafts that are `named` are taken whatever their configurations
+    say.
     """
 
     def place(entry: Pairing) -> tuple[bool, bool, float]:

@@ -93,10 +93,7 @@ def _value(value: Any) -> str:
 
 
 def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
-    """The configuration, with what the `words` of the command line do not set taken from its run.
-
-    That is the one that `resume` or `traces_from` names.
-    """
+    """The configuration, with what `words` do not set taken from its `resume` or `traces_from`."""
     schema: Any = OmegaConf.get_type(config)
     resumed = config.get("resume") is not None
     key = "resume" if resumed else "traces_from"

@@ -71,11 +71,7 @@ def _check_same(
 def stored_traces(
     config: AuditionConfig, drafts: Sequence[str], *, partly: bool = False
 ) -> tuple[list[TextTrace], StoredRun]:
-    """The drafts' traces in `traces_from`; with `partly` a draft may have none there.
-
-    Raises:
-        UserError: a run without traces, or of another model, other prompts or sampling parameters.
-    """
+    """The drafts' traces in `traces_from`, checked; with `partly` a draft may have none there."""
     key = as_typed("traces_from", config.traces_from)
     run = load(str(config.traces_from))
     check_source(key, run, config.decode)
@@ -190,11 +186,7 @@ class StoredTexts:
 
 
 def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> StoredTexts:
-    """The texts of `traces_from`, which are exactly those that this audition would ask for.
-
-    Raises:
-        UserError: as `stored_traces`; another seed, budget, number of repetitions or temperature.
-    """
+    """The texts of `traces_from`, which are exactly those that this audition would ask for."""
     key = as_typed("traces_from", config.traces_from)
     traces, run = stored_traces(config, drafts, partly=True)
     _check_same(key, "", run.config, config, ("seed", "new_tokens", "repetitions", "temperature"))
@@ -293,12 +285,7 @@ def stored_times(
 
 
 def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> EngineCosts:
-    """Decoding costs on the engine that a server run measured, checked against the configuration.
-
-    Raises:
-        UserError: rounds of these K or temperatures are not known there, drafts are sampled there
-            in another way than here, or it was measured on another card than `gpu`.
-    """
+    """Decoding costs on the engine of a server run, checked against the configuration."""
     key = as_typed("latency_from", source.folder)
     if config.thresholds:
         raise UserError(f"p_min={config.p_min}: not with {key}, whose rounds draft K")

@@ -399,7 +399,6 @@ def open_draft(
 
     Raises:
         NotEligible: another tokenizer than the target's.
-        UserError: it cannot be loaded or rewound, or runs out of memory.
     """
     device = resolve_device(config.device.name)
     check_clock(config, conf, device)
@@ -453,10 +452,7 @@ def _hub_id(conf: ModelConf) -> str | None:
 def _cached(
     loaded: LoadedModel, config: Config, what: str, because: str | None, width: int | None = None
 ) -> CachedModel:
-    """A model with a cache, checked, and run eagerly where `because` names a reason.
-
-    `width` is the number of its logits; None: its vocabulary's.
-    """
+    """A model with a cache, of `width` logits, checked, and run eagerly if there is a reason."""
     graphs = because is None and wants_graphs(config.backend, loaded.network.device.type)
     checks = f"checking that {what} can be rewound"
     with progress(f"compiling {what}, the first time takes minutes" if graphs else checks):

@@ -85,11 +85,7 @@ def _print_known(stored: StoredRun, config: PlanConfig, recorded: Sequence[float
 
 
 def recorded_times(file: str) -> list[float]:
-    """The time stamps of a file, a number of seconds a line, or a log of requests, ascending.
-
-    Raises:
-        UserError: it cannot be read, or is not of such lines.
-    """
+    """The time stamps of a file, a number of seconds a line, or a log of requests, ascending."""
     where = f"arrivals={file}"
     times: list[float] = []
     for number, value in _stamps(Path(file), where):

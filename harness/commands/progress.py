@@ -213,10 +213,7 @@ def progress(
 
 @contextmanager
 def fetching(doing: str, source: str | None) -> Iterator[Bar]:
-    """Show that the block reads from `source`, and what that waits for if it is an id of the hub.
-
-    None is a source that is on this machine, as a folder is.
-    """
+    """Show that the block reads from `source`, and that it waits if that is an id of the hub."""
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     asks = source is not None and not offline and not Path(source).exists()
     if asks:

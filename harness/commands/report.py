@@ -46,10 +46,7 @@ NOT_JUDGED = {
 
 
 def run(config: ReportConfig) -> Outcome:
-    """Render a run, compare several, import records, read a server, or write a folder's index.
-
-    Status 1 below `fail_below`.
-    """
+    """Report a run, several, records, a server or a folder; status 1 below `fail_below`."""
     if config.fail_below is not None and not 0 < config.fail_below < math.inf:
         raise UserError(f"fail_below={config.fail_below}: give a ratio above 0, for example 0.95")
     given = [

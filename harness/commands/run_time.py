@@ -332,11 +332,7 @@ def say_left(
 
 
 class Stopwatch:
-    """Seconds of a run, those of earlier processes of it included.
-
-    They count from `begun`, by the monotonic clock: loading and checking the models takes its part
-    of the budget, too.
-    """
+    """Seconds of a run from `begun`, those of earlier processes of it included."""
 
     def __init__(
         self, folder: RunFolder, budget_s: float | None, begun: float | None = None

@@ -391,12 +391,7 @@ class AuditionTime:
 def audition_time(
     config: AuditionConfig, pairs: Mapping[str, ServerConfig], prompts: Sequence[EncodedPrompt]
 ) -> AuditionTime | None:
-    """The time of an audition; None where servers would run on a card.
-
-    Args:
-        pairs: by draft, the configuration of its servers.
-        prompts: with about as many tokens as each has.
-    """
+    """The time of an audition with each draft's servers; None where these would run on a card."""
     target = machine_pace(next(iter(pairs.values())))
     if target is None:
         return None

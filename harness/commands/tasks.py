@@ -284,10 +284,7 @@ def rotated(ks: Sequence[int], by: int) -> tuple[int, ...]:
 
 
 def group_tasks(groups: Sequence[Group], config: SweepConfig, repetition: int) -> list[Task]:
-    """A repetition of some groups; every other one in reverse order.
-
-    Before its number are those of the texts that are replayed.
-    """
+    """A repetition of some groups, numbered after those of the texts; every other one reversed."""
     return [
         Task(group.entry, group.temperature, k, config.repetitions + repetition, group.p_min)
         for group in groups
@@ -466,10 +463,7 @@ def server_tasks(
     *,
     synthetic: bool = False,
 ) -> ServerTasks:
-    """The requests of a server run that asks for so much.
-
-    With `synthetic` the engine's servers can be told to reject every draft.
-    """
+    """The requests of a server run; `synthetic` servers can be told to reject every draft."""
     config, prompts = asking(asked, config, prompts)
     ks = sorted(config.speculative_ks)
     if config.until != "decided":
