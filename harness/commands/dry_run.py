@@ -29,6 +29,7 @@ from harness.commands.server_plan import (
     memory_line,
     prompts_by_set,
 )
+from harness.commands.server_start import is_synthetic
 from harness.commands.tasks import (
     BATCH,
     PROMPTS_OF_EVERY_K,
@@ -138,7 +139,7 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
 
 
 def print_server(
-    config: ServerConfig, prompts: Sequence[Prompt], states: Mapping[str, str], *, synthetic: bool
+    config: ServerConfig, prompts: Sequence[Prompt], states: Mapping[str, str]
 ) -> None:
     """Servers, and the requests that each kind of them gets.
 
@@ -146,7 +147,8 @@ def print_server(
     """
     ks = [0, *config.speculative_ks]
     turns = planned_turns(prompts, config)
-    tasks = server_tasks(everything(config, turns), config, turns, synthetic=synthetic)
+    asked = everything(config, turns)
+    tasks = server_tasks(asked, config, turns, synthetic=is_synthetic(config))
     whole = [task for task in (*tasks.plain, *tasks.measured) if task.file == "trials"]
     files = Counter(task.file for task in tasks.measured)
     rounds, at_most = f"{files['starts']} more requests, cut short", ""
@@ -184,7 +186,7 @@ def print_server(
     # On machines that are not known here, or on this one, which costs nothing
     no_server = config.url is None and states  # they say why none starts here
     if config.gpu is None and not no_server:
-        rows |= _time_here(config, turns, synthetic=synthetic)
+        rows |= _time_here(config, turns)
     costs: list[Table | str] = []
     if config.url is None and config.gpu is not None:
         rows["not in the estimate"] = "the start of each server, requests at random, the scores"
@@ -192,20 +194,20 @@ def print_server(
     _print_run(config, [config.draft], rows, *costs)
 
 
-def _time_here(config: ServerConfig, turns: Sequence[EncodedPrompt], *, synthetic: bool) -> Rows:
+def _time_here(config: ServerConfig, turns: Sequence[EncodedPrompt]) -> Rows:
     """About how long the run takes on this machine's processors, and in what memory."""
     pace = machine_pace(config)
     if pace is None:
         return {}
     whole = everything(config, turns)
-    time = expected(whole, config, turns, pace, synthetic=synthetic)
+    time = expected(whole, config, turns, pace)
     seconds = time.total_s
     took = f"about {fmt.duration(seconds)}"
     if config.until == "decided":
         took = about(time.first_look_s, seconds)
     rows: Rows = {NOW: took}
     if config.budget_s is not None and seconds > SAFE_SHARE * config.budget_s:
-        asked, fits = fitted(config, turns, pace, config.budget_s, synthetic=synthetic)
+        asked, fits = fitted(config, turns, pace, config.budget_s)
         rows[f"within budget_s={config.budget_s:g}"] = (
             f"about {fmt.duration(fits.total_s)}; less is asked: {left_out(asked, whole)}"
         )

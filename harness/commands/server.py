@@ -20,7 +20,7 @@ from harness.commands.run_lifecycle import (
 )
 from harness.commands.server_judging import judge, score
 from harness.commands.server_requests import check_turns, open_workload
-from harness.commands.server_start import is_synthetic, states_of_servers, try_addresses
+from harness.commands.server_start import states_of_servers, try_addresses
 from harness.commands.server_visits import measure
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of
@@ -88,7 +88,7 @@ def run(config: ServerConfig) -> Outcome:
     check_run(config, prompts, [config.draft], problems, read)
     if config.dry_run:
         states = states_of_servers(config, adapter)
-        print_server(config, prompts, states, synthetic=is_synthetic(config, adapter))
+        print_server(config, prompts, states)
         return Outcome(None)
     folder = resumed(config, SERVER)
     if config.url is not None:  # before weights are loaded and a folder is made

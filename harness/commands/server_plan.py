@@ -139,15 +139,10 @@ def machine_pace(config: ServerConfig) -> Pace | None:
 
 
 def expected(
-    asked: AskedLess,
-    config: ServerConfig,
-    prompts: Sequence[EncodedPrompt],
-    pace: Pace,
-    *,
-    synthetic: bool = False,
+    asked: AskedLess, config: ServerConfig, prompts: Sequence[EncodedPrompt], pace: Pace
 ) -> Expected:
     """The seconds of a run's requests, one at a time (`harness.commands.tasks.server_tasks`)."""
-    tasks = server_tasks(asked, config, prompts, synthetic=synthetic)
+    tasks = server_tasks(asked, config, prompts, synthetic=is_synthetic(config))
 
     def seconds(some: Sequence[ServerTask]) -> float:
         return sum(
@@ -224,21 +219,16 @@ def _judging_s(config: ServerConfig, tasks: ServerTasks, new_tokens: int, pace: 
 
 
 def fitted(
-    config: ServerConfig,
-    prompts: Sequence[EncodedPrompt],
-    pace: Pace,
-    budget_s: float,
-    *,
-    synthetic: bool = False,
+    config: ServerConfig, prompts: Sequence[EncodedPrompt], pace: Pace, budget_s: float
 ) -> tuple[AskedLess, Expected]:
     """The most that fits into so many seconds, in the order of the module's docstring; its time."""
     whole = everything(config, prompts)
     asked, needs = whole, Expected(0.0, 0.0, 0.0, 0.0)
     for asked in _ever_less(whole):
-        needs = expected(asked, config, prompts, pace, synthetic=synthetic)
+        needs = expected(asked, config, prompts, pace)
         while needs.choosing > CHOOSING_SHARE * budget_s and asked.of_each_set > 1:
             asked = replace(asked, of_each_set=asked.of_each_set - 1)
-            needs = expected(asked, config, prompts, pace, synthetic=synthetic)
+            needs = expected(asked, config, prompts, pace)
         if needs.total_s <= SAFE_SHARE * budget_s:
             break
     return asked, needs
@@ -294,8 +284,8 @@ def planned(folder: RunFolder, work: Workload, watch: Stopwatch) -> Workload:
     with resumable(folder):
         check_card(folder, work, [Role(k) for k in work.ks])
         pace = _pace(folder, work)
-    whole, synthetic = everything(config, prompts), is_synthetic(config, work.adapter)
-    asked, needs = fitted(config, prompts, pace, watch.left_s, synthetic=synthetic)
+    whole = everything(config, prompts)
+    asked, needs = fitted(config, prompts, pace, watch.left_s)
     watch.budget_s = budget_s - needs.judging  # which follows the requests
     if watch.left_s <= 0.0:
         raise UserError(
@@ -307,7 +297,7 @@ def planned(folder: RunFolder, work: Workload, watch: Stopwatch) -> Workload:
         folder.note(asked_less=asked)
         work = work.asking(asked)
     if not asked.everything:
-        longer = expected(whole, config, prompts, pace, synthetic=synthetic)
+        longer = expected(whole, config, prompts, pace)
         say(
             f"everything would take about {fmt.duration(longer.total_s)}, and budget_s="
             f"{budget_s:g}; asked for is less: {left_out(asked, whole)}"

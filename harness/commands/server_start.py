@@ -309,13 +309,13 @@ def settle_threads(folder: RunFolder, work: Workload) -> None:
     folder.note(server_threads=fewest_threads(seconds))
 
 
-def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
+def is_synthetic(config: ServerConfig) -> bool:
     """True where servers can be told to reject every draft, so that their rounds are timed."""
     known = {"everywhere": True, "on CUDA": torch.cuda.is_available(), "nowhere": False}
     # Look-ups draft as much as they find
     if config.url is not None or DRAFTS[served_kind(config)].looks_up:
         return False
-    return known[adapter.spec.synthetic]
+    return known[spec_of(config.engine).synthetic]
 
 
 def asks_everything(folder: RunFolder) -> bool:
@@ -328,7 +328,7 @@ def times_rejecting(folder: RunFolder, work: Workload) -> bool:
     """True where a run that measures every K also times servers that reject every draft."""
     config, less = work.config, not asks_everything(folder)
     by_others = priced_by_other_sets(config, work.prompts, less=less)
-    return is_synthetic(config, work.adapter) and not by_others
+    return is_synthetic(config) and not by_others
 
 
 def every_k(folder: RunFolder, config: ServerConfig) -> bool:
