@@ -55,7 +55,7 @@ class Target:
         target, target_model: the loaded model, and the same with a cache, as the loop sees it.
         conversations: in the order of their prompt sets.
         prompts: their turns, encoded for the target; only the first turns until the answers to
-            them are generated (`harness.commands.completions.with_turns`).
+            them are generated (`harness.commands.requests.with_turns`).
         positions: that the longest generation needs, the drafts of its last round included.
     """
 

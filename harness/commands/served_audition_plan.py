@@ -44,19 +44,12 @@ def timed_lengths(ks: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class AuditionTime:
-    """Seconds of the parts of an audition.
+    """Seconds of the parts of an audition."""
 
-    Attributes:
-        plain: of the target's texts.
-        drafts: by name, of the scores and the timed rounds of each.
-        measuring: of all looks at a finalist, as if it were as fast as plain decoding.
-        finalists: that are measured at most.
-    """
-
-    plain: float
-    drafts: Mapping[str, float]
-    measuring: float
-    finalists: int = 1
+    plain: float  # of the target's texts
+    drafts: Mapping[str, float]  # of the scores and the timed rounds of each, by name
+    measuring: float  # of all looks at a finalist, as if it were as fast as plain decoding
+    finalists: int = 1  # that are measured at most
 
     @property
     def ranking_s(self) -> float:
@@ -79,9 +72,7 @@ class AuditionTime:
 
 
 def audition_time(
-    config: AuditionConfig,
-    pairs: Mapping[str, ServerConfig],
-    prompts: Sequence[EncodedPrompt],
+    config: AuditionConfig, pairs: Mapping[str, ServerConfig], prompts: Sequence[EncodedPrompt]
 ) -> AuditionTime | None:
     """The time of an audition; None where servers would run on a card.
 

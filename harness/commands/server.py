@@ -20,11 +20,7 @@ from harness.commands.run_lifecycle import (
 )
 from harness.commands.server_judging import judge, score
 from harness.commands.server_requests import check_turns, open_workload
-from harness.commands.server_start import (
-    is_synthetic,
-    states_of_servers,
-    try_addresses,
-)
+from harness.commands.server_start import is_synthetic, states_of_servers, try_addresses
 from harness.commands.server_visits import measure
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of

@@ -18,7 +18,7 @@ from harness.analysis.unstable import unstable_steps
 from harness.commands.pair import Pair, SideBySide, Target
 from harness.commands.progress import progress
 from harness.commands.requests import completion, request, side_by_side
-from harness.commands.tasks import EncodedPrompt
+from harness.commands.tasks import EncodedPrompt, Task
 from harness.config import (
     AuditionConfig,
     ModelConf,
@@ -187,7 +187,7 @@ def visits_of_pair(
     p_min = NEVER if config.thresholds else 0.0
 
     def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
-        return request(pair, config, entry, k, temperature, 0, p_min=p_min)
+        return request(pair, config, Task(entry, temperature, k, 0, p_min))
 
     cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
     beside = side_by_side(folder, pair, ks)
@@ -221,7 +221,7 @@ def visits_of_draft(
             to see what is missing.
         most: tokens that it drafts a round at most; None: any number.
         takes_turns: whether it is visited in turn with the other drafts later; until then by few.
-        in_turn: whether these are those visits (`harness.commands.draft_turns`).
+        in_turn: whether these are those visits (`harness.commands.draft_scoring`).
         counted: as of `RoundVisits`.
     """
 
