@@ -7,7 +7,7 @@ import pytest
 from runs import outcome_of, ran, sample
 
 from harness.cli import compose
-from harness.commands import run_time, sweep_looks
+from harness.commands import run_time, sweep
 from harness.commands.run_lifecycle import load_prompts
 from harness.commands.run_time import RunTime, Work, say_left, work_of
 from harness.commands.tasks import planned_turns, sweep_tasks
@@ -121,15 +121,15 @@ def test_a_dry_run_counts_the_generations_that_a_sweep_makes(
     planned = sweep_tasks(planned_turns(load_prompts(config), config), config)
     outcome_of("sweep", tmp_path, *asked, "dry_run=true", "verbose=true")
     assert f"{planned.count} (repetitions=2)" in " ".join(capsys.readouterr().out.split())
-    monkeypatch.setattr(sweep_looks, "decided", lambda *_: frozenset())
+    monkeypatch.setattr(sweep, "decided", lambda *_: frozenset())
     assert len(ran("sweep", tmp_path, *asked).trials) == planned.count
     if words == "until=decided":
         assert len(planned.texts) == 4 * (1 + 2)
-        monkeypatch.setattr(sweep_looks, "decided", lambda *_: {0.0, 1.0})
+        monkeypatch.setattr(sweep, "decided", lambda *_: {0.0, 1.0})
         made = len(ran("sweep", tmp_path, *asked).trials)
         assert len(planned.texts) < made < planned.count
-        monkeypatch.setattr(sweep_looks, "CELL_S", 1e9)
-        monkeypatch.setattr(sweep_looks, "PRECISE", 0.0)
+        monkeypatch.setattr(sweep, "CELL_S", 1e9)
+        monkeypatch.setattr(sweep, "PRECISE", 0.0)
         made = len(ran("sweep", tmp_path, *asked).trials)
         assert planned.count < made <= planned.count + planned.repeats
 

@@ -60,7 +60,7 @@ class Target:
     target_model: CachedModel  # the same with a cache, as the loop sees it
     conversations: tuple[Prompt, ...]  # in the order of their prompt sets
     # Their turns, encoded for the target; only the first turns until the answers to them are
-    # generated (`harness.commands.completions.with_turns`)
+    # generated (`harness.commands.requests.with_turns`)
     prompts: tuple[EncodedPrompt, ...]
     positions: int  # that the longest generation needs, the drafts of its last round included
 

@@ -9,11 +9,10 @@ from itertools import product
 from harness.analysis.round_costs import merged
 from harness.analysis.unstable import unstable_steps
 from harness.commands.checks import beyond, check_run
-from harness.commands.completions import with_turns
 from harness.commands.dry_run import print_profile
 from harness.commands.pair import ModelPair, open_pair
 from harness.commands.progress import progress
-from harness.commands.requests import request, run_requests
+from harness.commands.requests import request, run_requests, with_turns
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -71,8 +70,7 @@ def _plain_requests(
     models: dict[str, CachedModel] = {}
     for task in profile_tasks(pair.prompts, config):
         for loaded, model in pair.opened.values():
-            words = (task.entry, task.k, task.temperature, task.repetition)
-            made = request(pair, config, *words, decoder=loaded)
+            made = request(pair, config, task, loaded)
             requests.setdefault(made.cell, made)  # a self-draft is one model
             models.setdefault(made.cell, model)
     return [*requests.values()], models

@@ -11,12 +11,11 @@ from urllib.parse import urlsplit
 
 from harness import prompts as prompt_sets
 from harness.commands.checks import SERVERS_RETURN_NO_STATES, encoded_turn
-from harness.commands.completions import stored_text, text_requests, trial_of
 from harness.commands.draft_scoring import DraftResult, described_draft, each_draft
 from harness.commands.other_runs import StoredTimes, check_draft_of, check_target_of
 from harness.commands.pair import described, open_draft, reserve
 from harness.commands.progress import fetching, progress
-from harness.commands.requests import sampling_of
+from harness.commands.requests import sampling_of, stored_text, text_requests, trial_of
 from harness.commands.run_lifecycle import begin, measuring, resumable
 from harness.commands.run_time import Stopwatch
 from harness.commands.tasks import EncodedPrompt

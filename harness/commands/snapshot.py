@@ -4,11 +4,10 @@ from dataclasses import replace
 from typing import Any, cast
 
 from harness.commands.checks import check_run
-from harness.commands.completions import check_texts, with_turns
 from harness.commands.dry_run import print_snapshot
 from harness.commands.pair import Pair, open_pair
 from harness.commands.progress import progress
-from harness.commands.requests import request, requests_of, run_requests
+from harness.commands.requests import check_texts, request, run_requests, with_turns
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -18,7 +17,7 @@ from harness.commands.run_lifecycle import (
     resumed,
     unless_broken,
 )
-from harness.commands.tasks import snapshot_tasks
+from harness.commands.tasks import Task, snapshot_tasks
 from harness.config import SnapshotConfig
 from harness.measurement.lossless import distribution_tests
 from harness.records import GREEDY, NotMeasured, UserError
@@ -44,7 +43,8 @@ def run(config: SnapshotConfig) -> Outcome:
     folder = begin(config, "snapshot", folder, pair.describe())
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
-        requests = requests_of(pair, config, snapshot_tasks(pair.prompts, config))
+        tasks = snapshot_tasks(pair.prompts, config)
+        requests = [request(pair, config, task) for task in tasks]
         models = (pair.target_model, pair.drafting)
         trials = run_requests(folder, requests, lambda _: models, "generating")
         check_texts(folder, trials, pair, config, _tests(folder, pair, config))
@@ -76,7 +76,7 @@ def _tests(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[Distri
 def _cell_tests(
     pair: Pair, config: SnapshotConfig, k: int, temperature: float
 ) -> list[DistributionTest]:
-    asked = request(pair, config, pair.prompts[0], k, temperature, 0)
+    asked = request(pair, config, Task(pair.prompts[0], temperature, k, 0))
     drafting = pair.drafting
     draft = cast("Any", drafting(asked) if callable(drafting) else drafting)
     return distribution_tests(

@@ -193,7 +193,7 @@ def visits_of_draft(
             to see what is missing.
         most: tokens that it drafts a round at most; None: any number.
         takes_turns: whether it is visited in turn with the other drafts later; until then by few.
-        in_turn: whether these are those visits (`harness.commands.draft_turns`).
+        in_turn: whether these are those visits (`harness.commands.draft_scoring`).
         counted: as of `RoundVisits`.
     """
 
