@@ -25,10 +25,9 @@ from transformers.utils import logging as hf_logging
 
 from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.opening import open_pair
-from harness.commands.pair import ModelPair
+from harness.commands.pair import ModelPair, open_pair
 from harness.commands.requests import request
-from harness.commands.tasks import EncodedPrompt
+from harness.commands.tasks import EncodedPrompt, Task
 from harness.measurement.generations import run_trial
 
 Contestant = Callable[[EncodedPrompt, int, float], tuple[float, list[int]]]
@@ -38,7 +37,8 @@ def ours(pair: ModelPair, config) -> Contestant:
     def run(entry: EncodedPrompt, k: int, temperature: float) -> tuple[float, list[int]]:
         start = time.perf_counter()
         trial = run_trial(
-            request(pair, config, entry, k, temperature, 0), pair.target_model, pair.draft_model
+            request(pair, config, Task(entry, temperature, k, 0)),
+            *(pair.target_model, pair.draft_model),
         )
         return time.perf_counter() - start, list(trial.tokens or ())
 

@@ -19,7 +19,7 @@ from typing import Any
 from runs import without_plots
 
 from harness.cli import run_app
-from harness.commands import sweep_looks, timing
+from harness.commands import sweep, timing
 from harness.measurement import round_times, step_times
 
 
@@ -117,8 +117,8 @@ def group_exists(child: int) -> bool:
 if __name__ == "__main__":
     step_times.REPETITIONS, step_times.MOST_REPEATS, round_times.MOST_VISITS = 3, 0, 3
     round_times.LEAST_ROUNDS, round_times.MOST_TOKENS = 4, 8
-    sweep_looks.LEAST_VISITS, sweep_looks.REQUESTS_PER_VISIT = 2, 10
+    sweep.LEAST_VISITS, sweep.REQUESTS_PER_VISIT = 2, 10
     # How often something is measured again depends on the machine
-    sweep_looks.CELL_S, timing.timed_precisely = 0.0, lambda *_: True
+    sweep.CELL_S, timing.timed_precisely = 0.0, lambda *_: True
     with without_plots():
         main()

@@ -66,9 +66,9 @@ def timed_little() -> Iterator[None]:
         patch.setattr("harness.measurement.round_times.MOST_VISITS", 2)
         patch.setattr("harness.measurement.round_times.LEAST_ROUNDS", 4)
         patch.setattr("harness.measurement.round_times.MOST_TOKENS", 8)
-        patch.setattr("harness.commands.sweep_looks.LEAST_VISITS", 1)
-        patch.setattr("harness.commands.sweep_looks.REQUESTS_PER_VISIT", 10_000)
-        patch.setattr("harness.commands.sweep_looks.CELL_S", 0.0)
+        patch.setattr("harness.commands.sweep.LEAST_VISITS", 1)
+        patch.setattr("harness.commands.sweep.REQUESTS_PER_VISIT", 10_000)
+        patch.setattr("harness.commands.sweep.CELL_S", 0.0)
         patch.setattr(
             "harness.commands.timing.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
         )

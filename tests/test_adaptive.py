@@ -22,9 +22,9 @@ from harness.analysis.scored_drafts import scored_drafts
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate
 from harness.cli import compose
-from harness.commands.opening import open_pair
-from harness.commands.pair import Pair, Scoring
+from harness.commands.pair import Pair, Scoring, open_pair
 from harness.commands.requests import request
+from harness.commands.tasks import Task
 from harness.config import SweepConfig
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -157,7 +157,7 @@ class Opened(NamedTuple):
         """The generations that stop drafting below the threshold, and their texts."""
         target, draft = self.pair.target_model, self.pair.drafting
         requests = [
-            request(self.pair, self.config, entry, K, temperature, repetition, p_min=threshold)
+            request(self.pair, self.config, Task(entry, temperature, K, repetition, threshold))
             for repetition in repetitions
             for entry in self.pair.prompts
         ]

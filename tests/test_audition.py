@@ -21,8 +21,7 @@ from harness.analysis.device import architecture
 from harness.analysis.setup import Setup
 from harness.cli import compose, draft_conf
 from harness.commands import audition, draft_scoring, sweep
-from harness.commands.opening import open_target
-from harness.commands.pair import Target
+from harness.commands.pair import Target, open_target
 from harness.commands.run_lifecycle import Outcome
 from harness.config import EMBEDDED_DRAFTS, AuditionConfig, ModelConf
 from harness.models import probe
@@ -413,7 +412,7 @@ def test_a_results_folder_that_cannot_be_written_is_noticed_before_a_model_is_lo
     def read_only(**_: object) -> str:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("harness.commands.opening.load_model", loaded)
+    monkeypatch.setattr("harness.commands.pair.load_model", loaded)
     file = tmp_path / "file"
     file.touch()
     for root in (file, tmp_path / "new" / "results"):

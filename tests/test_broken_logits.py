@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.opening import open_pair
-from harness.commands.requests import requests_of
+from harness.commands.pair import open_pair
+from harness.commands.requests import request as request_of
 from harness.commands.tasks import grid_tasks
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.generations import run_trial
@@ -164,9 +164,9 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = compose("sweep", [*GRID, "temperature=[0]"])
     pair = open_pair(settings, prompt_sets.load(settings.prompts))
     plain = [
-        run_trial(entry, pair.target_model, None)
-        for entry in requests_of(pair, settings, grid_tasks(pair.prompts, settings, [1], [0.0]))
-        if entry.k == 0
+        run_trial(request_of(pair, settings, task), pair.target_model, None)
+        for task in grid_tasks(pair.prompts, settings, [1], [0.0])
+        if task.k == 0
     ]
     # Not those of a prompt, nor of the probe, which would refuse the model at once
     early = {token for entry in pair.prompts for token in entry.tokens}

@@ -16,7 +16,7 @@ from harness.analysis import analyse
 from harness.analysis.cells import per_prompt
 from harness.analysis.verdict import evidence_from_trials
 from harness.cli import draft_conf
-from harness.commands import completions
+from harness.commands import requests
 from harness.config import ModelConf, PromptsConf
 from harness.models.load import LoadedModel
 from harness.models.load import load as load_model
@@ -118,13 +118,13 @@ def test_a_resumed_run_asks_for_no_answer_again(
     swept: StoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    generate = completions.generate_texts
+    generate = requests.generate_texts
 
     def counted(model: Any, requests: Any, **more: Any) -> Any:
         asked.append(len(requests))
         return generate(model, requests, **more)
 
-    monkeypatch.setattr(completions, "generate_texts", counted)
+    monkeypatch.setattr(requests, "generate_texts", counted)
     lines = (swept.folder / "answers.jsonl").read_bytes()
     again = [*words(swept.folder.parent.parent, "until=all"), f"resume={swept.folder}"]
     outcome_of("sweep", *again)

@@ -20,7 +20,7 @@ from harness.analysis.scored_drafts import scored_drafts
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import leaderboard, pair_run
 from harness.analysis.verdict import ONE_SIDED, Candidate, decide
-from harness.commands import draft_scoring, draft_turns, sweep_looks
+from harness.commands import draft_scoring, sweep
 from harness.measurement.round_times import LEAST_VISITS
 from harness.records import StepTiming, UserError
 from harness.stats.two_phase import LOOKS, look_shares, nominal_error
@@ -184,7 +184,7 @@ def test_other_auditions_take_the_texts_of_the_drafts_that_stayed(
 def precise_after_six(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every draft at most eight visits, six where they are precise, as all of these are."""
     monkeypatch.setattr("harness.measurement.round_times.MOST_VISITS", 16)
-    for module in ("timing", "draft_turns"):
+    for module in ("timing", "draft_scoring"):
         monkeypatch.setattr(f"harness.commands.{module}.can_pay", lambda *_: True)
         monkeypatch.setattr(f"harness.commands.{module}.timed_precisely", lambda *_: True)
 
@@ -193,9 +193,7 @@ EVERY = ("drafts=[tiny_good,tiny_eagle3,ngram]", "prompts.limit=8", "until=all")
 
 
 @pytest.mark.usefixtures("precise_after_six")
-def test_the_drafts_that_stay_are_visited_in_turn_and_timed_by_those_visits(
-    tmp_path: Path,
-) -> None:
+def test_the_drafts_that_stay_are_visited_in_turn_and_timed_by_those_visits(tmp_path: Path) -> None:
     """A head's target keeps its states in its visits alone."""
     run = ran("audition", tmp_path, *SMALL, *EVERY)
     in_turn = [timing for timing in run.rounds if timing.turn is not None]
@@ -217,30 +215,30 @@ def test_the_drafts_that_stay_are_visited_in_turn_and_timed_by_those_visits(
 def test_turns_that_were_interrupted_go_on_with_the_draft_that_lacks_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words, reach = ("drafts=[tiny_good,ngram]", "prompts.limit=2"), draft_turns._Turn.reach
+    words, reach = ("drafts=[tiny_good,ngram]", "prompts.limit=2"), draft_scoring._Turn.reach
 
     def interrupted(self: Any, visits: int) -> None:
         if visits == 3 and self.visits.complete == 2:
-            monkeypatch.setattr(draft_turns._Turn, "reach", reach)
+            monkeypatch.setattr(draft_scoring._Turn, "reach", reach)
             reach(self, visits)
             raise KeyboardInterrupt
         reach(self, visits)
 
-    monkeypatch.setattr(draft_turns._Turn, "reach", interrupted)
+    monkeypatch.setattr(draft_scoring._Turn, "reach", interrupted)
     with pytest.raises(KeyboardInterrupt):
         outcome_of("audition", tmp_path, *SMALL, *words)
     (folder,) = tmp_path.iterdir()
     run = ran("audition", f"resume={folder}")
     turns = {(timing.draft, timing.turn) for timing in run.rounds if timing.turn is not None}
     assert turns == {(draft, n) for draft in ("tiny_good", "ngram") for n in range(LEAST_VISITS)}
-    monkeypatch.setattr(draft_turns, "_Turn", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(draft_scoring, "_Turn", lambda *_: pytest.fail("loaded"))
     assert ran("audition", f"resume={folder}").rounds == run.rounds
 
 
 def test_drafts_that_do_not_fit_in_memory_together_have_all_visits_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_turns, "free_bytes", lambda _: 1e6)
+    monkeypatch.setattr(draft_scoring, "free_bytes", lambda _: 1e6)
     run = ran("audition", tmp_path, *SMALL, "drafts=[tiny_good,ngram]", "prompts.limit=2")
     assert {timing.draft for timing in run.rounds} == {"tiny_good", "ngram"}
     assert {timing.turn for timing in run.rounds} == {None}
@@ -307,15 +305,15 @@ def test_a_budget_leaves_drafts_with_fewer_prompts_and_a_larger_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("drafts=[tiny_good,ngram]", "prompts.limit=32")
-    left = sweep_looks.Stopwatch.left_s
-    monkeypatch.setattr(sweep_looks.Stopwatch, "left_s", property(lambda _: 1e-9))
+    left = sweep.Stopwatch.left_s
+    monkeypatch.setattr(sweep.Stopwatch, "left_s", property(lambda _: 1e-9))
     run = ran("audition", tmp_path, *SMALL, *words, "budget_s=1000")
     assert {len([t for t in run.traces if t.draft == name]) for name in ("tiny_good", "ngram")} == {
         8
     }
     assert set(run.results.prompts) == {8}
     assert analyse(run).headline is not None
-    monkeypatch.setattr(sweep_looks.Stopwatch, "left_s", left)
+    monkeypatch.setattr(sweep.Stopwatch, "left_s", left)
     run = ran("audition", f"resume={run.folder}", "budget_s=2000")
     assert set(run.results.prompts) == {32}
     keys = [trace.key for trace in run.traces if trace.draft == "tiny_good"]

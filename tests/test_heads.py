@@ -40,7 +40,7 @@ from transformers import LlamaConfig
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose, draft_conf
-from harness.commands.opening import open_pair
+from harness.commands.pair import open_pair
 from harness.config import DraftConf, ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters

@@ -18,7 +18,7 @@ from server_answers import PLAIN_META, sglang_answers, vllm_answers
 from stand_in_server import StandIn
 
 from harness.analysis import analyse
-from harness.commands.imports import read_records
+from harness.commands.served_elsewhere import read_records
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.http_client import HttpClient
 from harness.engines.http_server import AttachedEngine, HttpServer

@@ -30,9 +30,9 @@ from harness.analysis.batch_schedule import (
 from harness.analysis.waits import under_load
 from harness.cli import compose
 from harness.commands.run_lifecycle import create, load_prompts
-from harness.commands.server_loads import measure_loads
 from harness.commands.server_requests import Failures, open_workload
 from harness.commands.server_start import note_engine
+from harness.commands.server_visits import measure_loads
 from harness.commands.tasks import varying_roles
 from harness.decoding.sampling import SamplingParameters
 from harness.engine_facts.llamacpp import SPEC
@@ -261,18 +261,10 @@ def test_what_users_wait_for_under_load_is_pooled_over_visits_and_says_over_how_
     assert [row.request.p95 for row in older.values()] == [r.request.p95 for r in pooled.values()]
 
 
-def test_a_server_that_dies_ends_the_load():
-    server = StandIn(0, [30] * 500, dies_at=3)
-    groups = {"easy": requests_of([("easy", f"{n}") for n in range(500)])}
-    with pytest.raises(LoadFailedError, match="the server ended") as error:
-        list(load_visit({0: server}, groups, [Load(2)], 0, np.random.default_rng(1), "engine"))
-    assert len(server.sent) < 500
-    assert (error.value.k, error.value.died) == (0, True)
-
-
 @pytest.mark.parametrize(
     ("error", "died"),
     [
+        (ServerDiedError("the server ended"), True),
         (UserError("it drafted nothing"), True),
         (RefusedError("status 500", 500), False),
         (RequestFailedError("its answer is garbled"), False),
@@ -280,14 +272,17 @@ def test_a_server_that_dies_ends_the_load():
 )
 def test_what_a_server_cannot_do_under_load_ends_its_load_and_not_the_run(error, died):
     class Cannot(StandIn):
-        def generate(self, asked):  # noqa: ARG002
-            raise error
+        def generate(self, asked):
+            done = super().generate(asked)
+            if len(self.sent) >= 3:
+                raise error
+            return done
 
-    groups = {"easy": requests_of([("easy", "0"), ("easy", "1")])}
+    server = Cannot(4, [30] * 500)
+    groups = {"easy": requests_of([("easy", f"{n}") for n in range(500)])}
     with pytest.raises(LoadFailedError, match=str(error)) as failed:
-        list(
-            load_visit({4: Cannot(4, [])}, groups, [Load(2)], 0, np.random.default_rng(1), "engine")
-        )
+        list(load_visit({4: server}, groups, [Load(2)], 0, np.random.default_rng(1), "engine"))
+    assert len(server.sent) < 500
     assert (failed.value.k, failed.value.died) == (4, died)
 
 
@@ -621,10 +616,7 @@ def test_a_plan_counts_the_requests_of_a_load(prompts, largest):
     ],
 )
 def test_a_schedule_of_servers_that_were_started_has_their_commands(engine, high, expected):
-    entries = (
-        ScheduleEntry(1, 1, 1, 2, (), 1.2),
-        ScheduleEntry(2, high, 2, 0, (), 1.0),
-    )
+    entries = (ScheduleEntry(1, 1, 1, 2, (), 1.2), ScheduleEntry(2, high, 2, 0, (), 1.0))
     commands = (
         ServerCommand(2, 1, "", "alone"),
         ServerCommand(0, 2, "", "vllm serve T"),
@@ -709,7 +701,7 @@ def test_each_server_is_warmed_up_once_before_its_first_load(tmp_path, monkeypat
     def note(k, _, groups, slots):
         warmed.append((k, [*groups], slots))
 
-    monkeypatch.setattr("harness.commands.server_loads.warm_up", note)
+    monkeypatch.setattr("harness.commands.server_visits.warm_up", note)
     run, _ = measured_under_load(tmp_path, "k=[2]", "servers=2")
     assert {timing.visit for timing in run.loads} == {0, 1}
     assert warmed == [(k, ["easy", "hard"], 2) for k in (0, 2)]
@@ -725,7 +717,7 @@ def test_a_server_that_fails_in_its_warm_up_is_left_out_and_no_other_is_warmed_a
         if k == 4:
             raise LoadFailedError(4, ServerDiedError("the server ended"))
 
-    monkeypatch.setattr("harness.commands.server_loads.warm_up", note)
+    monkeypatch.setattr("harness.commands.server_visits.warm_up", note)
     run, _ = measured_under_load(tmp_path, "k=[2,4]", "servers=3")
     assert {timing.k for timing in run.loads} == {0, 2}
     assert warmed == [0, 2, 4]

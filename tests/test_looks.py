@@ -19,8 +19,8 @@ from runs import outcome_of, ran, stored
 from harness import reporting
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands import opening, requests, run_time, sweep, sweep_looks, timing
-from harness.commands.sweep_looks import imprecise_cells
+from harness.commands import pair, requests, run_time, sweep, timing
+from harness.commands.sweep import imprecise_cells
 from harness.commands.tasks import (
     PROMPTS_OF_EVERY_K,
     EncodedPrompt,
@@ -201,8 +201,8 @@ def chosen_by(patch: pytest.MonkeyPatch) -> SimpleNamespace:
         asked.looks.append(look)
         return set(TEMPERATURES) if look == asked.decided_at else set()
 
-    patch.setattr(sweep_looks, "choice", choice)
-    patch.setattr(sweep_looks, "decided", decided)
+    patch.setattr(sweep, "choice", choice)
+    patch.setattr(sweep, "decided", decided)
     return asked
 
 
@@ -261,9 +261,9 @@ def test_a_sweep_generates_every_text_in_batches_and_measures_one_k_until_it_is_
         (requests, "run_trial", 9),
         pytest.param(requests, "run_trial", 40, marks=pytest.mark.exhaustive),
         pytest.param(target_texts, "stop_reason", 3, marks=pytest.mark.exhaustive),
-        pytest.param(sweep_looks, "score_pair", 0, marks=pytest.mark.exhaustive),
-        (sweep_looks, "choice", 1),
-        pytest.param(sweep_looks, "decided", 1, marks=pytest.mark.exhaustive),
+        pytest.param(sweep, "score_pair", 0, marks=pytest.mark.exhaustive),
+        (sweep, "choice", 1),
+        pytest.param(sweep, "decided", 1, marks=pytest.mark.exhaustive),
     ],
 )
 def test_an_interrupted_run_continues_the_same_looks(
@@ -320,8 +320,8 @@ def test_short_texts_are_measured_again_next_to_plain_decoding_until_they_are_pr
         asked += 1
         return {Cell("easy", 1.0, 1)} if asked in (1, 2) else set()
 
-    monkeypatch.setattr(sweep_looks, "imprecise_cells", imprecise)
-    monkeypatch.setattr(sweep_looks, "CELL_S", 1.0)
+    monkeypatch.setattr(sweep, "imprecise_cells", imprecise)
+    monkeypatch.setattr(sweep, "CELL_S", 1.0)
     choosing.decided_at = 1
     run = ran("sweep", tmp_path, *SMALL)
     repeated = [trial for trial in run.trials if trial.repetition > 1]
@@ -357,7 +357,7 @@ def test_rounds_whose_ratios_are_known_precisely_are_visited_no_more(
 ) -> None:
     monkeypatch.setattr(timing, "timed_precisely", lambda *_: precise)
     monkeypatch.setattr(timing, "visits_for", lambda _: LEAST_VISITS + 2)
-    monkeypatch.setattr(sweep_looks, "REQUESTS_PER_VISIT", 1)
+    monkeypatch.setattr(sweep, "REQUESTS_PER_VISIT", 1)
     run = ran("sweep", tmp_path, *SMALL)
     assert len({line.visit for line in run.rounds}) == LEAST_VISITS + (0 if precise else 2)
 
@@ -366,7 +366,7 @@ def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(
     choosing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choosing.decided_at = LOOKS
-    monkeypatch.setattr(sweep_looks, "CELLS_SHARE", 0.0)
+    monkeypatch.setattr(sweep, "CELLS_SHARE", 0.0)
     for rendering in ("render", "show"):
         monkeypatch.setattr(reporting, rendering, lambda *_, **__: None)
     with pytest.raises(UserError) as refused:
@@ -384,9 +384,9 @@ def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(
     assert len([t for t in before.trials if t.k == 0]) == len(before.trials) == 24
     assert before.traces
     # After one look the budget is spent
-    spend = sweep_looks.Stopwatch.left_s
+    spend = sweep.Stopwatch.left_s
     monkeypatch.setattr(
-        sweep_looks.Stopwatch,
+        sweep.Stopwatch,
         "left_s",
         property(lambda self: 0.0 if choosing.looks else spend.fget(self)),  # type: ignore[attr-defined]
     )
@@ -395,7 +395,7 @@ def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(
     assert made is not None
     assert (made.made, made.ended) == (1, "budget")
     assert run.trials[:24] == before.trials
-    monkeypatch.setattr(sweep_looks.Stopwatch, "left_s", spend)
+    monkeypatch.setattr(sweep.Stopwatch, "left_s", spend)
     run = ran("sweep", f"resume={folder}", "budget_s=1000", tmp_path)
     made = run.manifest.looks
     assert made is not None
@@ -432,10 +432,10 @@ def test_every_cell_is_measured_where_replay_cannot_choose(
 @pytest.mark.parametrize("command", ["sweep", "audition"])
 def test_the_processors_time_is_refused_of_a_card(command: str) -> None:
     config = compose(command, ["clock=cpu"])
-    opening.check_clock(config, config.model, torch.device("cpu"))
+    pair.check_clock(config, config.model, torch.device("cpu"))
     with pytest.raises(UserError, match="clock=cpu: tiny is not on the processor"):
-        opening.check_clock(config, config.model, torch.device("cuda"))
-    opening.check_clock(compose(command), config.model, torch.device("cuda"))
+        pair.check_clock(config, config.model, torch.device("cuda"))
+    pair.check_clock(compose(command), config.model, torch.device("cuda"))
 
 
 def test_generations_and_rounds_are_timed_by_the_processors_time(

@@ -267,7 +267,7 @@ def test_what_follows_from_stored_runs_has_the_numbers_that_it_had(
 ) -> None:
     monkeypatch.chdir(HERE.parent)  # stored runs name each other from there
     monkeypatch.setattr("harness.reporting.render", lambda *_: None)
-    monkeypatch.setattr("harness.commands.metrics.INTERVAL_S", 0.01)
+    monkeypatch.setattr("harness.commands.served_elsewhere.INTERVAL_S", 0.01)
     server = StandIn(vllm_answers(**{"/metrics": turns(vllm_page)}))
     command, *words = DERIVED[name]
     folder = ran(command, tmp_path, *(word.format(url=server.url) for word in words)).folder

@@ -7,9 +7,9 @@ import pytest
 from runs import outcome_of, ran, sample
 
 from harness.cli import compose, draft_confs
-from harness.commands import run_time, sweep_looks
+from harness.commands import run_time, sweep
 from harness.commands.run_lifecycle import load_prompts
-from harness.commands.run_time import RunTime, Work, say_left, sweep_work
+from harness.commands.run_time import RunTime, Work, say_left, work_of
 from harness.commands.tasks import planned_turns, sweep_tasks
 from harness.config import AuditionConfig, SweepConfig
 from harness.measurement.round_times import LEAST_ROUNDS
@@ -32,17 +32,17 @@ def test_the_work_of_a_sweep_is_its_texts_pairs_scores_steps_and_visits() -> Non
     config = compose("sweep", [*SMALL, "prompts.limit=4", "until=all"])
     assert isinstance(config, SweepConfig)
     prompts = load_prompts(config)
-    work = sweep_work(config, prompts)
+    work = work_of(config, [config.draft], prompts)
     assert not work.texts, "the plain generations are the texts"
     in_looks = compose("sweep", [*SMALL, "prompts.limit=4"])
     assert isinstance(in_looks, SweepConfig)
-    texts = sweep_work(in_looks, prompts).texts
+    texts = work_of(in_looks, [in_looks.draft], prompts).texts
     assert sum(each.count * each.batch for each in texts if each.tokens == 1) == 4 * 12
     pairs = pair_forwards([0, 1, 4], 4, 12)
     assert all(each in work.rest for each in [*pairs, *timing_forwards(4, "draft")])
     visits = [each for each in work.rest if each.tokens == 5 and each.count % LEAST_ROUNDS == 0]
     assert visits, "rounds of K = 4 are timed too"
-    slow = sweep_work(config, prompts, lambda _: 1.0)
+    slow = work_of(config, [config.draft], prompts, lambda _: 1.0)
     assert sum(each.count for each in slow.rest) < sum(each.count for each in work.rest)
 
 
@@ -127,15 +127,15 @@ def test_a_dry_run_counts_the_generations_that_a_sweep_makes(
     planned = sweep_tasks(planned_turns(load_prompts(config), config), config)
     outcome_of("sweep", tmp_path, *asked, "dry_run=true", "verbose=true")
     assert f"{planned.count} (repetitions=2)" in " ".join(capsys.readouterr().out.split())
-    monkeypatch.setattr(sweep_looks, "decided", lambda *_: frozenset())
+    monkeypatch.setattr(sweep, "decided", lambda *_: frozenset())
     assert len(ran("sweep", tmp_path, *asked).trials) == planned.count
     if words == "until=decided":
         assert len(planned.texts) == 4 * (1 + 2)
-        monkeypatch.setattr(sweep_looks, "decided", lambda *_: {0.0, 1.0})
+        monkeypatch.setattr(sweep, "decided", lambda *_: {0.0, 1.0})
         made = len(ran("sweep", tmp_path, *asked).trials)
         assert len(planned.texts) < made < planned.count
-        monkeypatch.setattr(sweep_looks, "CELL_S", 1e9)
-        monkeypatch.setattr(sweep_looks, "PRECISE", 0.0)
+        monkeypatch.setattr(sweep, "CELL_S", 1e9)
+        monkeypatch.setattr(sweep, "PRECISE", 0.0)
         made = len(ran("sweep", tmp_path, *asked).trials)
         assert planned.count < made <= planned.count + planned.repeats
 

@@ -14,7 +14,7 @@ from stand_in_server import StandIn
 from harness.analysis import analyse, counters
 from harness.analysis.caveats import given
 from harness.analysis.replayed import replayed
-from harness.commands import metrics
+from harness.commands import served_elsewhere
 from harness.decoding.sampling import SamplingParameters
 from harness.engines import running
 from harness.engines.counters import Samples
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(served_elsewhere, "INTERVAL_S", 0.01)
 
 
 def llamacpp_page(times: int) -> str:

@@ -21,8 +21,8 @@ from harness.analysis.server_costs import Requests, ServerCosts, TimedRequests, 
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate
 from harness.cli import as_hydra_takes, compose, draft_confs
-from harness.commands import served_audition, served_audition_plan
-from harness.commands.served_audition_plan import AuditionTime, memory_line, timed_lengths
+from harness.commands import served_audition, server_plan
+from harness.commands.server_plan import AuditionTime, memory_line, timed_lengths
 from harness.models.embedded import EMBEDDED, gguf_of
 from harness.records import GREEDY, UserError, where
 from harness.reporting.tables.leaderboard import targets_table, threshold_tables
@@ -202,7 +202,7 @@ def test_two_servers_that_do_not_fit_the_memory_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     free = SimpleNamespace(available=1_000_000)
-    monkeypatch.setattr(served_audition_plan.psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(server_plan.psutil, "virtual_memory", lambda: free)
     config = compose("audition", [f"model={TARGET}", f"drafts=[{GOOD}]"])
     with pytest.raises(UserError, match=r"two servers side by side take about .* are free; take"):
         memory_line(config, draft_confs(config))

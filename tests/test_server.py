@@ -20,11 +20,7 @@ import psutil
 import pytest
 from runs import EXACT_FLAGS, needs_llamacpp, outcome_of, ran, stored
 from served_pair import DRAFT, Served
-from server_answers import (
-    TIMES,
-    completion,
-    vllm_answers,
-)
+from server_answers import TIMES, completion, vllm_answers
 from stand_in_server import StandIn
 
 from harness.analysis import analyse
@@ -529,10 +525,7 @@ def test_texts_that_differ_are_judged_by_the_plain_servers_log_probabilities(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("after", "visits"), [(8, 2), (4, 1), (8, 1)])
 def test_without_the_server_that_decodes_plainly_the_visits_end_and_can_be_resumed(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    after: int,
-    visits: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, visits: int
 ) -> None:
     settings = asked(tmp_path, "k=[1]", "temperature=[0]", f"repetitions={visits}")
     with monkeypatch.context() as patched:

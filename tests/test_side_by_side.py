@@ -16,9 +16,8 @@ from transformers import Qwen3Config
 from harness.cli import compose
 from harness.commands import sweep
 from harness.commands.checks import check_run
-from harness.commands.opening import open_pair
-from harness.commands.pair import Pair, SideBySide
-from harness.commands.requests import requests_of, side_by_side
+from harness.commands.pair import Pair, SideBySide, open_pair
+from harness.commands.requests import request, side_by_side
 from harness.commands.run_lifecycle import load_prompts
 from harness.commands.tasks import sweep_tasks
 from harness.decoding.sampling import SamplingParameters
@@ -93,8 +92,8 @@ def opened(draft: str, *keys: str) -> tuple[Pair, list[Request]]:
     prompts = load_prompts(config)
     check_run(config, prompts, [config.draft])
     pair = open_pair(config, prompts)
-    requests = requests_of(pair, config, sweep_tasks(pair.prompts[:1], config).measured)
-    return pair, requests
+    tasks = sweep_tasks(pair.prompts[:1], config).measured
+    return pair, [request(pair, config, task) for task in tasks]
 
 
 def test_the_one_that_has_emitted_the_fewest_tokens_goes_on(
@@ -106,7 +105,7 @@ def test_the_one_that_has_emitted_the_fewest_tokens_goes_on(
     def noted(self: Any, tokens: int | None) -> None:
         before = self.emitted
         go_on(self, tokens)
-        turns.append((self._request.k, self.emitted - before))
+        turns.append((self.request.k, self.emitted - before))
 
     monkeypatch.setattr(generations._Generating, "go_on", noted)
     requests = [asked(0, budget=20), asked(3, budget=20)]
@@ -150,10 +149,7 @@ def test_one_that_fails_leaves_the_others_alone() -> None:
 @pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_resumed_run_goes_on_as_it_was_begun_side_by_side_or_one_after_the_other(
-    fits: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the memory that is free when it is begun, whatever is free later."""
     groups: list[int] = []

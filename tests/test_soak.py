@@ -10,9 +10,8 @@ import pytest
 
 from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.opening import open_pair
-from harness.commands.pair import ModelPair
-from harness.commands.requests import requests_of
+from harness.commands.pair import ModelPair, open_pair
+from harness.commands.requests import request
 from harness.commands.tasks import grid_tasks
 from harness.decoding.verification import rates_on
 from harness.measurement.generations import Request, run_trial
@@ -32,7 +31,7 @@ def soak(generations: int, root: Path, warm_up: int = WARM_UP) -> tuple[list[int
     pair = open_pair(config, prompt_sets.load(config.prompts))
     assert isinstance(pair, ModelPair)
     tasks = grid_tasks(pair.prompts, config, config.k, config.temperature)
-    requests = requests_of(pair, config, tasks)
+    requests = [request(pair, config, task) for task in tasks]
     folder = RunFolder.create(root, "sweep", ["tiny"], {})
     process = psutil.Process()
 

@@ -15,9 +15,8 @@ from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import sweep
-from harness.commands.opening import open_pair
-from harness.commands.pair import ModelPair
-from harness.commands.requests import requests_of
+from harness.commands.pair import ModelPair, open_pair
+from harness.commands.requests import request
 from harness.commands.run_lifecycle import Outcome
 from harness.commands.tasks import grid_tasks
 from harness.config import SweepConfig
@@ -160,7 +159,7 @@ def test_every_k_leads_equally_often_at_every_temperature(tmp_path: Path) -> Non
         settings = config(tmp_path, f"k={grid}", f"temperature={temperatures}", "prompts.limit=20")
         pair = open_pair(settings, prompt_sets.load(settings.prompts))
         tasks = grid_tasks(pair.prompts, settings, settings.k, settings.temperature)
-        requests = requests_of(pair, settings, tasks)
+        requests = [request(pair, settings, task) for task in tasks]
         groups = list(zip(*[iter(requests)] * (len(settings.k) + 1), strict=True))
         for temperature in settings.temperature:
             leaders = [g[0].k for g in groups if g[0].sampling.temperature == temperature]
@@ -233,8 +232,8 @@ def test_greedy_text_is_identical_on_every_shipped_prompt(
     pair = open_pair(settings, prompt_sets.load(settings.prompts))
     assert isinstance(pair, ModelPair)
     tasks = grid_tasks(pair.prompts, settings, settings.k, [0.0])
-    requests = requests_of(pair, settings, tasks)
-    trials = [run_trial(request, pair.target_model, pair.draft_model) for request in requests]
+    requests = [request(pair, settings, task) for task in tasks]
+    trials = [run_trial(each, pair.target_model, pair.draft_model) for each in requests]
     plain = {trial.key: trial.tokens for trial in trials if trial.k == 0}
     drafted = [trial for trial in trials if trial.k]
     assert len(plain) == (6 if limit == 3 else 64)

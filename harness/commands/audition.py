@@ -6,17 +6,15 @@ loaded. The completions may come from a server of the target (`harness.commands.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
 from harness.analysis.setup import Setup
 from harness.commands.checks import Problems, Vocabularies, check_run, without_too_long
-from harness.commands.completions import with_turns
 from harness.commands.draft_scoring import score_drafts
 from harness.commands.dry_run import print_audition, print_served_audition
-from harness.commands.opening import open_target
 from harness.commands.other_runs import (
     StoredTexts,
     StoredTimes,
@@ -26,8 +24,10 @@ from harness.commands.other_runs import (
     stored_times,
     stored_traces,
 )
+from harness.commands.pair import open_target
 from harness.commands.progress import progress, say
 from harness.commands.remote_texts import audition_texts, check_texts_from
+from harness.commands.requests import with_turns
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -40,20 +40,18 @@ from harness.commands.run_lifecycle import (
 )
 from harness.commands.run_time import said_beforehand
 from harness.commands.served_audition import measure_on_servers, pair_config
-from harness.commands.served_audition_plan import audition_time, memory_line
-from harness.commands.server_plan import listed
+from harness.commands.server_plan import audition_time, listed, memory_line
 from harness.commands.server_requests import check_turns
 from harness.commands.tasks import planned_turns
 from harness.config import AuditionConfig, ModelConf, check_replayed, like_target
 from harness.engines.adapters import adapter_of
 from harness.measurement.environment import describe_host
-from harness.records import Failure, Prompt, TextTrace, UserError
+from harness.records import Failure, Prompt, TextTrace, UserError, where
 from harness.storage import RunFolder, StoredRun, load
 from harness.storage.contents import read_config
-from harness.storage.manifest import TextsMadeWith, read_manifest
+from harness.storage.manifest import AUDITION, TextsMadeWith, read_manifest
 from harness.storage.resume import drafts_of
 
-AUDITION = "audition"
 # Entries of a manifest that say of what its texts and scores are
 OF_TEXTS = ("models", "prompts", "prompts_available", "prompts_log", "prompts_sha256")
 OF_BEST_CARD = ("environment", *OF_TEXTS, "seed", "engine_costs")
@@ -72,12 +70,10 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         return combine(config)
     drafts = [like_target(config.model, conf) for conf in drafts]
     names = [conf.name for conf in drafts]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"drafts: {twice!r} is listed twice; name each once")
-    for conf in drafts:
-        if not config.on_servers:
-            check_replayed(conf)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"drafts: {twice[0]!r} is listed twice; name each once")
+    for conf in () if config.on_servers else drafts:
+        check_replayed(conf)
     if not names:
         raise UserError("drafts=[]: name at least one, for example drafts=[tiny_good,ngram]")
     _check_files(config, drafts)
@@ -192,16 +188,11 @@ def _measure_here(
     return folder
 
 
-@dataclass(frozen=True)
-class _Elsewhere:
-    """Another run's traces, with its step times or those that are named in the configuration."""
-
-    source: StoredRun
-    traces: list[TextTrace]
-    times: StoredTimes
+# Another run and its traces, with its step times or those that are named in the configuration
+Elsewhere = tuple[StoredRun, list[TextTrace], StoredTimes]
 
 
-def _stored_elsewhere(config: AuditionConfig, drafts: Sequence[str]) -> _Elsewhere:
+def _stored_elsewhere(config: AuditionConfig, drafts: Sequence[str]) -> Elsewhere:
     traces, source = stored_traces(config, drafts)
     lookups = {trace.draft for trace in traces if trace.chosen}
     times = stored_times(config, drafts, lookups, source)
@@ -211,16 +202,15 @@ def _stored_elsewhere(config: AuditionConfig, drafts: Sequence[str]) -> _Elsewhe
         kind = name if name in lookups else setup.kind_of(name)
         entry = setup.described_draft(name)
         check_draft_of(times.engine, name, kind, entry, config.temperature)
-    return _Elsewhere(source, traces, times)
+    return source, traces, times
 
 
 def _from_elsewhere(
-    config: AuditionConfig, stored: _Elsewhere, folder: RunFolder | None
+    config: AuditionConfig, stored: Elsewhere, folder: RunFolder | None
 ) -> RunFolder:
-    """Put them into a run."""
-    source, folder = stored.source, folder or create(config, AUDITION)
-    folder.write_traces(stored.traces)
-    stored.times.copy_to(folder)
+    (source, traces, times), folder = stored, folder or create(config, AUDITION)
+    folder.write_traces(traces)
+    times.copy_to(folder)
     folder.note(
         **{key: getattr(source.manifest, key) for key in OF_TEXTS},
         environment=describe_host(),
@@ -275,9 +265,8 @@ def combine(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome
         )
         for timing in best.rounds:
             folder.rounds.append(timing)
-        for trial in best.trials:
-            if trial.status == "ok":  # the failures are in the manifest
-                folder.trials.append(trial)
+        for trial in where(best.trials, status="ok"):  # the failures are in the manifest
+            folder.trials.append(trial)
         if best.confidences:
             folder.add_confidences(best.confidences)
         folder.write_traces(best.traces)

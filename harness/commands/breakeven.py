@@ -20,7 +20,7 @@ program's field of acceptance is not read, but it shows that the server speculat
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,13 @@ from harness.theory.acceptance import (
     mean_acceptance_length_from_positions,
 )
 
-ACCEPTANCE_KEYS = ("acceptance_rate", "acceptance_by_position", "acceptance_from")
+# Sources of one number, of which one is given
+ONE_OF = (
+    ("acceptance_rate", "acceptance_by_position", "acceptance_from"),
+    ("target_ms", "baseline_from", "latency_from"),
+    ("draft_ms", "latency_from"),
+    ("verify_ms", "latency_from"),
+)
 RATE, LENGTH = "spec_decode_acceptance_rate", "spec_decode_acceptance_length"
 DRAFTS, DRAFTED = "spec_decode_num_drafts", "spec_decode_draft_tokens"
 ACCEPTED = "spec_decode_accepted_tokens"
@@ -62,7 +68,6 @@ MOST_K = 64
 
 
 def run(config: BreakevenConfig) -> Outcome:
-    """Compute every row, store the run and print it."""
     measured = measured_inputs(config)
     inputs_of(config, measured)  # refuses what cannot be before a folder is made
     stored = {
@@ -79,10 +84,10 @@ def run(config: BreakevenConfig) -> Outcome:
 
 def measured_inputs(config: BreakevenConfig) -> MeasuredInputs:
     """Read the files that the configuration names: one source of each number."""
-    _only_one(config, ACCEPTANCE_KEYS)
-    _only_one(config, ("target_ms", "baseline_from", "latency_from"))
-    _only_one(config, ("draft_ms", "latency_from"))
-    _only_one(config, ("verify_ms", "latency_from"))
+    for keys in ONE_OF:
+        given = [key for key in keys if getattr(config, key) is not None]
+        if len(given) > 1:
+            raise UserError(f"{given[0]} and {given[1]}: give one of the two")
     inputs, baseline = MeasuredInputs(), None
     if config.latency_from is not None:
         run = config.latency_from
@@ -90,40 +95,25 @@ def measured_inputs(config: BreakevenConfig) -> MeasuredInputs:
     if config.baseline_from is not None:
         baseline = read_benchmark("baseline_from", config.baseline_from)
         inputs = with_baseline(inputs, baseline)
-    missing = [
-        key
-        for key in ("draft_ms", "target_ms")
-        if getattr(config, key) is None and getattr(inputs, key) is None
-    ]
+    keys = ("draft_ms", "target_ms")
+    missing = [k for k in keys if getattr(config, k) is None and getattr(inputs, k) is None]
     if missing:
         give = " ".join(f"{key}=..." for key in missing)
         raise UserError(f"{missing[0]}: no value and no default; give {give} (or latency_from=RUN)")
-    if config.acceptance_from is None:
-        return inputs
-    speculative = read_benchmark("acceptance_from", config.acceptance_from)
-    return with_acceptance(inputs, speculative, config.k, baseline)
-
-
-def _only_one(config: BreakevenConfig, keys: Sequence[str]) -> None:
-    """Refuse two sources of one number."""
-    given = [key for key in keys if getattr(config, key) is not None]
-    if len(given) > 1:
-        raise UserError(f"{given[0]} and {given[1]}: give one of the two")
+    if config.acceptance_from is not None:
+        speculative = read_benchmark("acceptance_from", config.acceptance_from)
+        inputs = with_acceptance(inputs, speculative, config.k, baseline)
+    return inputs
 
 
 def latency_of_run(folder: str) -> Latency:
     """Round and step times of a run with one draft, greedy where it timed greedy rounds."""
-    run = load(folder)
+    run, key = load(folder), as_typed("latency_from", folder)
     drafts = sorted({timing.model for timing in run.timings if timing.role == "draft"})
     if not drafts or not any(timing.role == "target" for timing in run.timings):
-        raise UserError(
-            f"{as_typed('latency_from', folder)}: no step times there; name a profile or a sweep"
-        )
+        raise UserError(f"{key}: no step times there; name a profile or a sweep")
     if len(drafts) > 1:
-        raise UserError(
-            f"{as_typed('latency_from', folder)}: times of {', '.join(drafts)}; name a run with"
-            " one draft"
-        )
+        raise UserError(f"{key}: times of {', '.join(drafts)}; name a run with one draft")
     latency = latency_of_draft(run, drafts[0], GREEDY)
     assert latency is not None  # its steps were timed
     return latency

@@ -19,9 +19,8 @@ from typing import Any, TypeVar
 
 from harness import prompts as prompt_sets
 from harness.commands.eligible_drafts import other_tokenizer
-from harness.commands.pair import Config
 from harness.commands.progress import fetching, progress
-from harness.commands.tasks import EncodedPrompt
+from harness.commands.tasks import Config, EncodedPrompt
 from harness.config import (
     AuditionConfig,
     ModelConf,
@@ -32,13 +31,7 @@ from harness.config import (
 )
 from harness.engines.llamacpp import reading
 from harness.models.gguf_file import GgufTokenizer
-from harness.models.load import (
-    Vocabulary,
-    check_tokenizers,
-    load_vocabulary,
-    source_of,
-    token_note,
-)
+from harness.models.load import Vocabulary, check_tokenizers, load_vocabulary, source_of, token_note
 from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, UserError
 from harness.storage import check_writable
@@ -92,22 +85,17 @@ class Vocabularies:
             return None
 
     def encoded(self, target: Vocabulary, prompts: Sequence[Prompt]) -> tuple[EncodedPrompt, ...]:
-        """The prompts as `encoded_conversations` encodes them.
-
-        None of a file in a dry run, which starts no server to encode them.
-        """
-        new = [prompt for prompt in prompts if prompt not in self._encoded]
+        """The prompts, encoded; none of a file in a dry run, which starts no server to do so."""
+        new, config = [prompt for prompt in prompts if prompt not in self._encoded], self._config
+        of_file = isinstance(target.tokenizer, GgufTokenizer)
+        if of_file and config.dry_run:
+            return ()
         with ExitStack() as stack:
-            if isinstance(target.tokenizer, GgufTokenizer):
-                if self._config.dry_run:
-                    return ()
-                if new:
-                    server = reading(
-                        Path(self._config.model.id), getattr(self._config, "flags", ())
-                    )
-                    with progress("starting a server that encodes the prompts"):
-                        target.tokenizer.ask = stack.enter_context(server)
-            encoded = encoded_conversations(target.tokenizer, new, self._config)
+            if of_file and new:
+                server = reading(Path(config.model.id), getattr(config, "flags", ()))
+                with progress("starting a server that encodes the prompts"):
+                    target.tokenizer.ask = stack.enter_context(server)
+            encoded = encoded_conversations(target.tokenizer, new, config)
         self._encoded |= zip(new, encoded, strict=True)
         return tuple(self._encoded[prompt] for prompt in prompts)
 
@@ -121,12 +109,8 @@ def check_run(
 ) -> Sequence[ModelConf]:
     """The drafts that nothing here shows to be unfit; a run that cannot be made here is refused.
 
-    Args:
-        of_command: problems with what else the command needs.
-        read: tokenizers, where they are needed for more than these checks.
-
     Raises:
-        UserError: all that is wrong, a line each.
+        UserError: all that is wrong, a line each, with what else the command found.
     """
     problems = Problems()
     if config.resume is None:
@@ -179,11 +163,10 @@ def _check_models(
     unfit: list[str] = []
     fit: list[ModelConf] = []
     for conf in drafts:
-        missing, of_draft = Problems(), Problems()
-        missing.of(_check_source, config, conf)
-        if not missing.lines:
+        of_draft, known = Problems(), len(problems.lines)
+        problems.of(_check_source, config, conf)
+        if len(problems.lines) == known:
             of_draft.of(_check_draft, config, conf, target, encoded, read)
-        problems.lines += missing.lines
         unfit += of_draft.lines[:1]
         fit += [] if of_draft.lines else [conf]
     if not audition or (unfit and len(unfit) == len(drafts)):
@@ -231,10 +214,7 @@ def _check_draft(
     prompts: Sequence[EncodedPrompt],
     read: Vocabularies,
 ) -> None:
-    """Refuse a draft that no server's texts can be scored with, or that is not the target's kin.
-
-    That is a model with another tokenizer, or too few positions.
-    """
+    """Refuse a draft that is not for the target, or that no server's texts can be scored with."""
     if isinstance(config, AuditionConfig) and config.texts_from and draft.spec.reads_states:
         raise UserError(f"{draft.shown}: {SERVERS_RETURN_NO_STATES}")
     elsewhere = isinstance(config, ServerConfig) and config.url is not None and not config.score
@@ -249,8 +229,7 @@ def _check_draft(
         check_lengths(prompts, config, [vocabulary])
         if note := token_note(target, vocabulary):
             _log.warning("%s", note)
-        return
-    if other := other_tokenizer(config.model, draft):
+    elif other := other_tokenizer(config.model, draft):
         raise UserError(f"{draft.shown}: {other}; choose a draft of the target's own family")
 
 
@@ -262,14 +241,14 @@ def encoded_conversations(
 ) -> tuple[EncodedPrompt, ...]:
     """Whole conversations, with room for the answers that are still to be generated."""
     check_thinking(tokenizer, prompts, config.prompts)
-    conversations: list[EncodedPrompt] = []
-    for prompt in prompts:
+
+    def encoded(prompt: Prompt) -> EncodedPrompt:
         # With empty text for answers still to be generated
         answered = replace(prompt, answers=tuple(answer or "" for answer in prompt.answers))
         pending = len(prompt_sets.missing_answers(prompt)) * config.new_tokens
-        tokens = encode(tokenizer, answered, config.prompts)
-        conversations.append(EncodedPrompt(prompt, tokens, pending))
-    return tuple(conversations)
+        return EncodedPrompt(prompt, encode(tokenizer, answered, config.prompts), pending)
+
+    return tuple(map(encoded, prompts))
 
 
 def encoded_turn(

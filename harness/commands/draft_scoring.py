@@ -7,8 +7,14 @@ keeps what it has. So a draft is loaded once, and it is of use to name the likel
 model draft that loses whatever its rounds cost (`harness.analysis.looks.cannot_pay`) has its texts
 scored and its steps timed, and none of its rounds. With
 `budget_s` each draft has an equal part of what is left, and one look at least; drafts are ranked on
-the prompts that all have scored. Once all are measured so, those that may still be served are
-visited in turn, where they fit in memory together (`harness.commands.draft_turns`).
+the prompts that all have scored.
+
+Drafts are so timed one after the other, minutes apart. Those that may be served are then visited in
+turn, so that a machine whose pace drifts favours none: each turn visits every one of them, every
+second turn in reverse order. Their round times are those of the turns then, and the target's plain
+token next to each is compared turn by turn. That needs all of them in memory at once. On a card,
+where other work is rare and recorded work is large, and where they do not fit, each has all of its
+visits while it is the only one.
 
 Everything is stored as it is made: a text is a line of trials.jsonl, a draft's scores and step
 times are written when it is done, and the manifest notes which drafts could not be used, or were
@@ -20,6 +26,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -27,19 +34,29 @@ from typing import Any
 import torch
 
 from harness.analysis.looks import cannot_pay, slower_than
-from harness.commands.completions import completions
-from harness.commands.draft_turns import fit_together, visit_in_turn
-from harness.commands.opening import with_draft
+from harness.analysis.round_costs import can_pay, timed_precisely
+from harness.commands.eligible_drafts import draft_size
 from harness.commands.other_runs import check_draft_of
-from harness.commands.pair import ModelPair, Pair, Scoring, Target
+from harness.commands.pair import (
+    CACHES_SHARE,
+    HeadPair,
+    ModelPair,
+    Pair,
+    Scoring,
+    Target,
+    with_draft,
+)
 from harness.commands.progress import progress
+from harness.commands.requests import completions
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import RunTime, Stopwatch, say_left
 from harness.commands.tasks import in_random_order, prompts_at
-from harness.commands.timing import timed_steps, visits_of_draft
+from harness.commands.timing import enough_memory, timed_steps, visits_of_draft
 from harness.config import AuditionConfig, ModelConf, check_ks
+from harness.measurement.round_times import LEAST_VISITS, RoundVisits, timed_ks
 from harness.measurement.target_texts import GeneratedText
 from harness.models.load import NotEligible
+from harness.models.memory import free_bytes, shape_of
 from harness.models.probe import check_length
 from harness.records import DraftConfidence, Failure, TextTrace, UserError, in_one_line
 from harness.stats.two_phase import LOOKS
@@ -48,23 +65,17 @@ from harness.storage.manifest import AuditionCosts, AuditionNotes, IneligibleDra
 from harness.summary import Dropped
 
 
-@dataclass(frozen=True)
+@dataclass
 class DraftResult:
-    """The results of one draft.
+    """The results of one draft, as far as it is measured."""
 
-    Attributes:
-        described: the manifest's entry; None for a drafter without a model here.
-        confidences: where a threshold is replayed, of a draft that has them.
-        dropped: where it lost, and nothing more is measured.
-        untimed: whether its rounds were not timed, since it loses whatever they cost.
-    """
-
-    traces: list[TextTrace]
-    scoring_s: float
-    described: ModelEntry | None = None
-    confidences: Sequence[DraftConfidence] = ()
-    dropped: Dropped | None = None
-    untimed: bool = False
+    traces: list[TextTrace] = field(default_factory=list[TextTrace])
+    scoring_s: float = 0.0
+    described: ModelEntry | None = None  # of the manifest; None where no model is here
+    # Where a threshold is replayed, of a draft that has them
+    confidences: list[DraftConfidence] = field(default_factory=list[DraftConfidence])
+    dropped: Dropped | None = None  # where it lost, and nothing more is measured
+    untimed: bool = False  # whether no rounds were timed, since it loses whatever they cost
 
 
 def score_drafts(
@@ -157,20 +168,17 @@ def each_draft(
         notes = AuditionNotes(tuple(not_eligible), tuple(failures), dropped, costs, tuple(untimed))
         folder.note(audition=notes)
 
-    finished = 0
     for conf in drafts:
-        if conf.name in dropped:
+        if conf.name in before.dropped:
             continue
         scored = {trace.key for trace in folder.traces() if trace.draft == conf.name}
         waiting = [text for text in texts if text.request.key not in scored]
         result = _tried(measure, conf, waiting, debug=debug)
         if isinstance(result, IneligibleDraft):
             not_eligible.append(result)
-            continue
-        if isinstance(result, Failure):
+        elif isinstance(result, Failure):
             failures.append(result)
-            continue
-        if result is not None:
+        elif result is not None:
             scoring_s = (scoring_s or 0.0) + result.scoring_s
             _store(folder, conf.name, result)
             if result.dropped is not None:
@@ -179,17 +187,11 @@ def each_draft(
                 untimed.append(conf.name)
             if result.dropped is not None or result.untimed:
                 note()
-        finished += 1
     note()
-    if not finished:
-        raise UserError(_why_none(not_eligible, failures))
-
-
-def _why_none(not_eligible: Sequence[IneligibleDraft], failures: Sequence[Failure]) -> str:
-    """The line that gives the reason of each draft where none could be measured."""
-    reasons = [f"{entry.draft}: {entry.reason}" for entry in not_eligible]
-    reasons += [f"{entry.where}: {entry.error}" for entry in failures]
-    return "drafts: none could be auditioned; " + "; ".join(reasons)
+    if len(not_eligible) + len(failures) == sum(conf.name not in before.dropped for conf in drafts):
+        reasons = [f"{entry.draft}: {entry.reason}" for entry in not_eligible]
+        reasons += [f"{entry.where}: {entry.error}" for entry in failures]
+        raise UserError("drafts: none could be auditioned; " + "; ".join(reasons))
 
 
 def _tried(
@@ -215,7 +217,7 @@ def _tried(
 
 
 def _store(folder: RunFolder, name: str, result: DraftResult) -> None:
-    """Store what was measured of a draft; its traces last, since they say that it is done."""
+    """Store a draft's results; its traces last, since they say that it is done."""
     if result.described is not None:
         folder.note(models={**folder.manifest.models, name: result.described})
     if result.confidences:
@@ -252,10 +254,10 @@ def _measure_draft(
     try:
         costs, entry = folder.manifest.engine_costs, described_draft(conf, pair.draft_entry)
         check_draft_of(costs, conf.name, conf.kind, entry, config.temperature)
-        draft = _Draft(folder, pair, conf, config, entry, folder.traces())
+        result = DraftResult(described=entry)
+        draft = _Draft(folder, pair, conf, config, result, folder.traces())
         drafting = (pair.timed_drafting, config, pair.most)
         visits = visits_of_draft(folder, pair, conf, *drafting, takes_turns=takes_turns)
-        dropped: Dropped | None = None
         looks = _looks(target, texts, config)
         pace = visits.most * (2 if takes_turns else 1) / len(looks)
         waits = bool(visits.most and not visits.complete and texts)
@@ -265,57 +267,46 @@ def _measure_draft(
                 break
             if not waits:
                 visits.reach(min(visits.most, math.ceil(pace * (look - 0.5))))
-            draft.score([text for text in texts if _name(text) in names])
+            draft.score([text for text in texts if text.request.text_name in names])
             if look == 1 and not timed:
                 draft.time_steps()
             waits = waits and draft.cannot_pay(surely=False)
             if not waits:
                 visits.reach(min(visits.most, math.ceil(pace * look)))
-            if not texts or look == len(looks):
-                continue
-            if dropped := draft.loses(look):
+            if texts and look < len(looks) and (dropped := draft.loses(look)):
+                result.dropped = dropped
                 break
-        untimed = waits and (dropped is not None or draft.cannot_pay(surely=True))
-        if waits and not untimed:
+        result.untimed = waits and (result.dropped is not None or draft.cannot_pay(surely=True))
+        if waits and not result.untimed:
             visits.reach(visits.most)
-        entry = described_draft(conf, pair.draft_entry)  # how its texts were batched, too
-        scored = (draft.traces, draft.scoring_s, entry, draft.confidences)
-        return DraftResult(*scored, dropped, untimed)
+        result.described = described_draft(conf, pair.draft_entry)  # how texts were batched, too
+        return result
     finally:
         pair.target_model.keep_states(())
 
 
 @dataclass
 class _Draft:
-    """A draft that is being measured.
-
-    Attributes:
-        entry: of the manifest, which gets it when the draft is done.
-        before: traces that the folder had; `traces`, `confidences` are those that were made since.
-    """
+    """A draft that is being measured."""
 
     folder: RunFolder
     pair: Pair
     conf: ModelConf
     config: AuditionConfig
-    entry: ModelEntry | None
-    before: list[TextTrace]
-    traces: list[TextTrace] = field(default_factory=list[TextTrace])
-    confidences: list[DraftConfidence] = field(default_factory=list[DraftConfidence])
-    scoring_s: float = 0.0
+    result: DraftResult  # that the folder gets when the draft is done
+    before: list[TextTrace]  # that the folder had
 
     @property
     def all_traces(self) -> list[TextTrace]:
         """Stored ones and those that were made since."""
-        return [*self.before, *self.traces]
+        return [*self.before, *self.result.traces]
 
     @property
     def run(self) -> StoredRun:
         """The run so far, with the draft's entry and confidences."""
-        run = load(self.folder.path)
-        known = [*run.confidences, *self.confidences]
-        own = {} if self.entry is None else {self.conf.name: self.entry}
-        models = {**run.manifest.models, **own}
+        run, entry = load(self.folder.path), self.result.described
+        known = [*run.confidences, *self.result.confidences]
+        models = {**run.manifest.models, **({self.conf.name: entry} if entry else {})}
         run = replace(run, manifest=run.manifest.updated(models=models))
         vars(run)["confidences"] = known
         return run
@@ -339,35 +330,29 @@ class _Draft:
         begin = time.perf_counter()
         with progress(f"{self.conf.name} scores", len(texts)) as tick:
             how = Scoring(max(self.config.k), batch=self.config.batch, tick=tick)
-            self.traces += self.pair.score(texts, how)
-        self.confidences += self.pair.confidences(texts, self.config)
-        self.scoring_s += time.perf_counter() - begin
+            self.result.traces += self.pair.score(texts, how)
+        self.result.confidences += self.pair.confidences(texts, self.config)
+        self.result.scoring_s += time.perf_counter() - begin
 
     def time_steps(self) -> None:
         """Time and store its steps, interleaved with the target's, which each draft times again."""
         name = self.conf.name
         steps = timed_steps(
-            *(self.folder, self.pair, self.config),
-            paired_with=name,
-            doing=f"timing {name}",
+            *(self.folder, self.pair, self.config), paired_with=name, doing=f"timing {name}"
         )
         self.folder.write_timings([*self.folder.timings(), *steps])
 
 
-def _name(text: GeneratedText) -> tuple[str, str]:
-    return text.request.prompt_set, text.request.prompt
-
-
 def _looks(
     target: Target, texts: Sequence[GeneratedText], config: AuditionConfig
-) -> list[set[tuple[str, str]]]:
+) -> list[set[str]]:
     """The prompts that each look adds, all of them where there is one."""
     if config.until == "all":
-        return [{_name(text) for text in texts}]
+        return [{text.request.text_name for text in texts}]
     order = in_random_order(target.prompts, config.seed)
     ends = [prompts_at(len(order), look) for look in range(LOOKS + 1)]
     return [
-        {(each.prompt_set, entry.prompt.id) for each in order[begin:end] for entry in each.turns}
+        {f"{each.prompt_set}/{e.prompt.id}" for each in order[begin:end] for e in each.turns}
         for begin, end in pairwise(ends)
     ]
 
@@ -385,3 +370,95 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UserError):
         return text
     return f"{text[:300]} (run again with debug=true for the traceback)"
+
+
+# ---- visits in turn ------------------------------------------------------------------------------
+
+
+def fit_together(target: Target, drafts: Sequence[ModelConf], config: AuditionConfig) -> bool:
+    """True for several drafts on processors whose memory holds all of them with their caches.
+
+    One of unknown size counts as large as the target.
+    """
+    network, device = target.target.network, target.target_model.device
+    if len(drafts) < 2 or device.type != "cpu":
+        return False
+    target_bytes = sum(each.numel() * each.element_size() for each in network.parameters())
+    sizes = [draft_size(conf, config.model) for conf in drafts if not conf.spec.looks_up]
+    weights = sum(float(target_bytes) if size is None else size.weight_bytes for size in sizes)
+    shape = shape_of(network.config)
+    per_token = shape.kv_bytes_read(1, network.dtype.itemsize) if shape else 0.0
+    # Of target and draft, grown to twice what they hold, for every K and plain decoding twice
+    at_once = len(timed_ks(config.k)) + 2
+    caches = len(drafts) * at_once * 2.0 * target.positions * 2.0 * per_token
+    free = free_bytes(device)
+    return free is None or weights + caches < CACHES_SHARE * free
+
+
+def visit_in_turn(
+    folder: RunFolder,
+    target: Target,
+    drafts: Sequence[ModelConf],
+    config: AuditionConfig,
+    watch: Stopwatch,
+) -> None:
+    """Visit the drafts that may be served in turn, until their round times are known precisely.
+
+    No turn is begun that the budget is not likely to hold.
+    """
+    drafts = [conf for conf in drafts if _may_be_served(folder, conf)]
+    before = [visits_of_draft(folder, target, conf, None, config, in_turn=True) for conf in drafts]
+    if not drafts or _are_enough(folder, before):
+        return
+    longest_s, missing = 0.0, max(each.missing for each in before)
+    with progress("timing the drafts in turn", missing) as tick, enough_memory("drafts in turn"):
+        turns = [_Turn(folder, target, conf, config) for conf in drafts]
+        visits = [turn.visits for turn in turns]
+        while longest_s < watch.left_s and not _are_enough(folder, visits):
+            begun, number = time.monotonic(), min(each.complete for each in visits) + 1
+            for turn in turns if number % 2 else turns[::-1]:
+                turn.reach(number)
+            longest_s = max(longest_s, time.monotonic() - begun)
+            tick()
+
+
+def _are_enough(folder: RunFolder, visits: Sequence[RoundVisits]) -> bool:
+    """True where every draft has all of its visits, or is timed precisely by those in turn."""
+    complete = min(each.complete for each in visits)
+    if complete >= max(each.most for each in visits):
+        return True
+    timings = [timing for timing in folder.rounds.read() if timing.turn is not None]
+    drafts = {timing.draft for timing in timings}
+    return complete >= LEAST_VISITS and all(timed_precisely(timings, each) for each in drafts)
+
+
+def _may_be_served(folder: RunFolder, conf: ModelConf) -> bool:
+    """False for one that failed, was dropped, or loses whatever it accepts."""
+    notes = folder.manifest.audition
+    out = {*notes.dropped, *notes.untimed}
+    out |= {each.draft for each in (*notes.not_eligible, *notes.failures)}
+    return conf.name not in out and (conf.spec.looks_up or can_pay(folder.rounds.read(), conf.name))
+
+
+class _Turn:
+    """One draft, loaded, with its visits in turn."""
+
+    def __init__(
+        self, folder: RunFolder, target: Target, conf: ModelConf, config: AuditionConfig
+    ) -> None:
+        pair = with_draft(target, conf, config)
+        self._target = pair.target_model
+        self._layers = pair.head.network.layers if isinstance(pair, HeadPair) else ()
+        self.visits: RoundVisits = visits_of_draft(
+            *(folder, pair, conf, pair.timed_drafting, config, pair.most),
+            in_turn=True,
+            counted=lambda *_: nullcontext(lambda: None),  # as a part of the turn
+        )
+
+    def reach(self, visits: int) -> None:
+        """Make visits until so many are complete; the target keeps a head's states meanwhile."""
+        self._target.keep_states(self._layers)
+        try:
+            self.visits.reach(visits)
+        finally:
+            self._target.keep_states(())

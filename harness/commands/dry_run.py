@@ -16,31 +16,24 @@ from harness import prompts as prompt_sets
 from harness.analysis.caveats.prompts import log_covered
 from harness.analysis.looks import searched_next
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, pairings, sizes_of
-from harness.commands.pair import Config
-from harness.commands.run_time import (
-    CELL_S,
-    about,
-    audition_work,
-    model_sizes,
-    name_of,
-    run_time,
-    scores,
-    sweep_work,
-)
-from harness.commands.served_audition_plan import audition_time, memory_line
+from harness.commands.run_time import CELL_S, about, model_sizes, name_of, run_time, scores, work_of
 from harness.commands.server_plan import (
     SAFE_SHARE,
+    audition_time,
     expected,
     fitted,
     left_out,
     listed,
     load_requests,
     machine_pace,
+    memory_line,
     prompts_by_set,
 )
+from harness.commands.server_start import is_synthetic
 from harness.commands.tasks import (
     BATCH,
     PROMPTS_OF_EVERY_K,
+    Config,
     EncodedPrompt,
     ServerTasks,
     everything,
@@ -94,8 +87,7 @@ ROWS: tuple[Column[tuple[str, str]], ...] = (
 
 
 def _parameters(value: float) -> str:
-    units = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
-    size, unit = next((entry for entry in units if value >= entry[0]), units[-1])
+    size, unit = (1e9, "B") if value >= 1e9 else (1e6, "M") if value >= 1e6 else (1e3, "K")
     return f"{value / size:,.3g} {unit}"
 
 
@@ -114,7 +106,6 @@ Rows = dict[str, object]
 
 
 def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
-    """Cells, generations and the most tokens they can emit."""
     ks = [0, *config.speculative_ks]
     sets = {prompt.prompt_set for prompt in prompts}
     tasks = sweep_tasks(planned_turns(prompts, config), config)
@@ -143,22 +134,21 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
         rows["round times"] = f"from {config.latency_from}"
     if (time := run_time(config, [config.draft], prompts)) is not None:
         rows[NOW] = time
-    work = sweep_work(config, prompts).all
-    _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
+    work = work_of(config, [config.draft], prompts).all
+    _print_run(config, [config.draft], rows, _costs(config, prompts, work))
 
 
 def print_server(
-    config: ServerConfig, prompts: Sequence[Prompt], states: Mapping[str, str], *, synthetic: bool
+    config: ServerConfig, prompts: Sequence[Prompt], states: Mapping[str, str]
 ) -> None:
     """Servers, and the requests that each kind of them gets.
 
-    Args:
-        states: addresses, each with who answers there, or why no server starts here.
-        synthetic: whether the engine's servers can be told to reject every draft.
+    The `states` are addresses, each with who answers there, or why no server starts here.
     """
     ks = [0, *config.speculative_ks]
     turns = planned_turns(prompts, config)
-    tasks = server_tasks(everything(config, turns), config, turns, synthetic=synthetic)
+    asked = everything(config, turns)
+    tasks = server_tasks(asked, config, turns, synthetic=is_synthetic(config))
     whole = [task for task in (*tasks.plain, *tasks.measured) if task.file == "trials"]
     files = Counter(task.file for task in tasks.measured)
     rounds, at_most = f"{files['starts']} more requests, cut short", ""
@@ -182,42 +172,42 @@ def print_server(
     rows: Rows = {
         "engine": f"{config.engine}, {'to be started here' if config.url is None else 'running'}",
         **states,
-        **({"not used with url=": ", ".join(config.not_with_url)} if config.not_with_url else {}),
+        "not used with url=": ", ".join(config.not_with_url),
         "servers": servers,
         "temperature": listed(config.temperature),
         **_prompt_rows(config, prompts),
         "visits": config.repetitions,
         "requests, one at a time": f"{at_most}{len(whole)}, of up to {config.new_tokens} tokens",
-        **({"to time rounds": rounds} if tasks.choosing or len(files) > 1 else {}),
+        "to time rounds": rounds if tasks.choosing or len(files) > 1 else "",
         **_load_rows(config, turns),
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
     }
+    rows = {name: value for name, value in rows.items() if value != ""}
     # On machines that are not known here, or on this one, which costs nothing
     no_server = config.url is None and states  # they say why none starts here
     if config.gpu is None and not no_server:
-        rows |= _time_here(config, turns, synthetic=synthetic)
-    if config.url is not None or config.gpu is None:
-        _print_run(config, [config.draft], rows)
-        return
-    rows["not in the estimate"] = "the start of each server, requests at random, the scores"
-    work = _served_forwards(config, turns, tasks)
-    _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
+        rows |= _time_here(config, turns)
+    costs: list[Table | str] = []
+    if config.url is None and config.gpu is not None:
+        rows["not in the estimate"] = "the start of each server, requests at random, the scores"
+        costs.append(_costs(config, prompts, _served_forwards(config, turns, tasks)))
+    _print_run(config, [config.draft], rows, *costs)
 
 
-def _time_here(config: ServerConfig, turns: Sequence[EncodedPrompt], *, synthetic: bool) -> Rows:
+def _time_here(config: ServerConfig, turns: Sequence[EncodedPrompt]) -> Rows:
     """About how long the run takes on this machine's processors, and in what memory."""
     pace = machine_pace(config)
     if pace is None:
         return {}
     whole = everything(config, turns)
-    time = expected(whole, config, turns, pace, synthetic=synthetic)
+    time = expected(whole, config, turns, pace)
     seconds = time.total_s
     took = f"about {fmt.duration(seconds)}"
     if config.until == "decided":
         took = about(time.first_look_s, seconds)
     rows: Rows = {NOW: took}
     if config.budget_s is not None and seconds > SAFE_SHARE * config.budget_s:
-        asked, fits = fitted(config, turns, pace, config.budget_s, synthetic=synthetic)
+        asked, fits = fitted(config, turns, pace, config.budget_s)
         rows[f"within budget_s={config.budget_s:g}"] = (
             f"about {fmt.duration(fits.total_s)}; less is asked: {left_out(asked, whole)}"
         )
@@ -245,7 +235,6 @@ def _served_forwards(
 
 
 def _load_rows(config: ServerConfig, turns: Sequence[EncodedPrompt]) -> Rows:
-    """Requests side by side, and at random, with how many there are in all."""
     asked, rows = load_requests(config, turns), Rows()
     if asked.side_by_side:
         levels = listed(config.concurrency)
@@ -258,7 +247,6 @@ def _load_rows(config: ServerConfig, turns: Sequence[EncodedPrompt]) -> Rows:
 
 
 def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
-    """The generations and timings of a profile."""
     models = 1 if config.model == config.draft else 2
     texts = len(profile_tasks(planned_turns(prompts, config), config))
     rows: Rows = {
@@ -268,14 +256,12 @@ def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
         "steps and verifies": f"1 to {max(config.k) + 1} positions",
         "rounds": f"K = {listed(config.speculative_ks)}",
     }
-    tokens = texts * config.new_tokens
-    work = [Forwards("target", tokens), Forwards("draft", tokens)]
+    work = [Forwards(name, texts * config.new_tokens) for name in ("target", "draft")]
     work += timing_forwards(max(config.k), "draft")
-    _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
+    _print_run(config, [config.draft], rows, _costs(config, prompts, work))
 
 
 def print_snapshot(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
-    """The texts of a snapshot, at temperature 0 only, and its draws above."""
     ks = config.speculative_ks
     compared = len(snapshot_tasks(planned_turns(prompts, config), config))
     # At every offset of a round
@@ -293,26 +279,22 @@ def print_snapshot(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
 def print_audition(
     config: AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> None:
-    """The texts and scores of an audition."""
     tasks = text_tasks(planned_turns(prompts, config), config)
     texts, ks = len(tasks), config.speculative_ks
     cells = len(ks) * len(drafts) * len(config.temperature) * len(config.p_min or ())
     prefills = sum(each.count for conf in drafts for each in scores(tasks, conf, config))
-    looks, at_most = {}, ""
     p_min = f"; p_min = {listed(config.p_min or ())}" if config.thresholds else ""
-    if config.until == "decided" and len(drafts) > 1:
-        at_most = "at most "
-        looks["early elimination"] = (
-            f"looks of {prompts_at(len(prompts), 1)} prompts, draft by draft"
-        )
+    in_looks = config.until == "decided" and len(drafts) > 1
     rows: Rows = {
         "temperature": listed(config.temperature),
         **_prompt_rows(config, prompts),
         "texts of the target": f"{texts}, of up to {config.new_tokens} tokens",
-        "prefills that score them": f"{at_most}{prefills:.0f}",
-        **looks,
-        "cells, replayed": f"{cells} (K = {listed(ks)}{p_min})",
+        "prefills that score them": f"{'at most ' if in_looks else ''}{prefills:.0f}",
     }
+    if in_looks:
+        of_each = prompts_at(len(prompts), 1)
+        rows["early elimination"] = f"looks of {of_each} prompts, draft by draft"
+    rows["cells, replayed"] = f"{cells} (K = {listed(ks)}{p_min})"
     if (time := run_time(config, drafts, prompts)) is not None:
         rows[NOW] = time
     paired: list[Table | str] = []
@@ -321,13 +303,14 @@ def print_audition(
         paired.append(table(f"Drafts for {config.model.name}", PAIRING, found))
     if config.traces_from is not None:
         rows["texts of the target"] = f"{texts}, from {config.traces_from}"
+    costs: list[Table | str] = []
     if config.texts_from is not None:  # its server's time and cost are not known here
         rows["texts of the target"] = f"{texts}, from {urlsplit(config.texts_from).netloc}"
-        _print_run(config, drafts, rows, *paired)
-        return
-    work = audition_work(config, drafts, prompts).all
-    most = FEW_CARDS if paired and not config.verbose else None
-    _print_run(config, drafts, rows, _costs(config, drafts, prompts, work, most), *paired)
+    else:
+        work = work_of(config, drafts, prompts).all
+        most = FEW_CARDS if paired and not config.verbose else None
+        costs.append(_costs(config, prompts, work, drafts, most))
+    _print_run(config, drafts, rows, *costs, *paired)
 
 
 def print_served_audition(
@@ -336,7 +319,6 @@ def print_served_audition(
     drafts: Sequence[ModelConf],
     prompts: Sequence[Prompt],
 ) -> None:
-    """The texts, the grid and the time of an audition on servers."""
     time = audition_time(config, pairs, planned_turns(prompts, config))
     rows: Rows = {
         "engine": f"{config.engine}, started here",
@@ -354,33 +336,15 @@ def print_served_audition(
 
 
 def _print_run(config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str) -> None:
-    first: Rows = {
+    """The plan and what follows it; without `verbose` as much as fits on the console."""
+    rows = {
         "target": _model_line(config.model),
         **_too_large(config),
         "drafts" if len(drafts) > 1 else "draft": ", ".join(map(_model_line, drafts)),
+        **rows,
     }
-    _print([_table({**first, **rows}), *more], config)
-
-
-def _too_large(config: Config) -> Rows:
-    card, size = getattr(config, "gpu", None), sizes_of(config.model)
-    if card is None or size is None:
-        return {}
-    if MemoryFit(usable_bytes(card.memory_gb), (size.memory,)).fits:
-        return {}
-    weights = f"{size.weight_bytes / 1e9:,.3g} GB of weights, {card.memory_gb:g} GB of memory"
-    return {f"target on {card.name}": f"does not fit: {weights}"}
-
-
-def _table(rows: Rows) -> Table:
-    return table(
-        "Plan (nothing is run)", ROWS, [(name, str(value)) for name, value in rows.items()]
-    )
-
-
-def _print(parts: Sequence[Table | str], config: Config) -> None:
-    """The parts in reading order; without `verbose` as much of them as fits on the console."""
-    console = standard_output()
+    lines = [(name, str(value)) for name, value in rows.items()]
+    parts, console = [table("Plan (nothing is run)", ROWS, lines), *more], standard_output()
     if not config.verbose:
         print_brief(parts, console)
         return
@@ -391,31 +355,31 @@ def _print(parts: Sequence[Table | str], config: Config) -> None:
             print_table(part, console)
 
 
+def _too_large(config: Config) -> Rows:
+    card, size = getattr(config, "gpu", None), sizes_of(config.model)
+    if not card or not size or MemoryFit(usable_bytes(card.memory_gb), (size.memory,)).fits:
+        return {}
+    weights = f"{size.weight_bytes / 1e9:,.3g} GB of weights, {card.memory_gb:g} GB of memory"
+    return {f"target on {card.name}": f"does not fit: {weights}"}
+
+
 def _prompt_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
     """Rows of each prompt set: its prompts, those without a limit, and later turns."""
     used = Counter(prompt.prompt_set for prompt in prompts)
     available = prompt_sets.available(config.prompts)
     sample = prompt_sets.log_sample(config.prompts)
+    rows = Rows()
     if sample is not None:
-        rows: Rows = {
-            "requests of the log": log_covered(
-                {**asdict(sample.facts), "strata": len(sample.sizes)}
-            ),
-            **{
-                f"stratum {name}": f"{used[name]:,} of {size:,} requests"
-                f" ({size / sample.facts.requests:.1%} of the workload)"
-                for name, size in available.items()
-            },
-        }
-    else:
-        rows = {
-            f"prompt set {name}": (
-                fmt.number_of(count, "prompt", "prompts")
-                if available.get(name, count) <= count
-                else f"{count} of {available[name]} prompts (prompts.limit)"
-            )
-            for name, count in used.items()
-        }
+        covered = log_covered({**asdict(sample.facts), "strata": len(sample.sizes)})
+        rows["requests of the log"] = covered
+        for name, size in available.items():
+            share = f"{size / sample.facts.requests:.1%} of the workload"
+            rows[f"stratum {name}"] = f"{used[name]:,} of {size:,} requests ({share})"
+    for name, count in used.items() if sample is None else ():
+        number = f"{count} of {available[name]} prompts (prompts.limit)"
+        if available[name] <= count:
+            number = fmt.number_of(count, "prompt", "prompts")
+        rows[f"prompt set {name}"] = number
     turns = sum(len(prompt.answered) for prompt in prompts)
     if turns != len(prompts):
         missing, budget = missing_answers(prompts), config.new_tokens
@@ -435,16 +399,19 @@ def _model_line(conf: ModelConf) -> str:
 
 
 def _costs(
-    config: SweepConfig | ProfileConfig | ServerConfig | AuditionConfig,
-    drafts: Sequence[ModelConf],
+    config: Config,
     prompts: Sequence[Prompt],
     work: Sequence[Forwards],
+    drafts: Sequence[ModelConf] = (),
     most: int | None = None,
 ) -> Table | str:
     """Time and cost of the work, and of answers to earlier turns, on the cheapest cards.
 
-    These are at most so many, or all; those that hold the models come first.
+    These are at most so many, or all; those that hold the models come first. `drafts` are an
+    audition's; else there is the pair's.
     """
+    if not isinstance(config, AuditionConfig):
+        drafts = [config.draft]
     if isinstance(config, ServerConfig) and (config.model.gguf or config.draft.gguf):
         return "estimated cost: unknown; the sizes in a GGUF file are not read here"
     if isinstance(config, ServerConfig | ProfileConfig) and (waiting := missing_answers(prompts)):
@@ -461,20 +428,19 @@ def _costs(
     # Of a typical step: the mean over all turns, with half of the text generated
     lengths = prompt_sets.estimated_tokens(prompts, config)
     context = sum(lengths) // len(lengths) + config.new_tokens // 2
-    cards = [config.gpu] if config.gpu is not None else all_cards()
+    card = getattr(config, "gpu", None)
+    cards = [card] if card is not None else all_cards()
     estimates = [estimate(work, known, card_of(card), context) for card in cards]
     return cost_table(sorted(estimates, key=lambda row: (not row.fits, row.high_usd))[:most])
 
 
 def all_cards() -> list[GpuConf]:
-    """Every card of conf/gpu."""
     files = sorted((CONF_DIR / "gpu").glob("*.yaml"))
     merged = (OmegaConf.merge(OmegaConf.structured(GpuConf), OmegaConf.load(f)) for f in files)
     return [card for entry in merged if isinstance(card := OmegaConf.to_object(entry), GpuConf)]
 
 
 def card_of(card: GpuConf) -> Card:
-    """A card's configuration as the theory takes it."""
     return Card(
         card.name, card.bandwidth_gb_s, card.bf16_tflops, card.memory_gb, card.price_per_hour_usd
     )

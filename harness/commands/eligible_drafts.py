@@ -41,16 +41,12 @@ MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_laye
 class Pairing:
     """A draft with a target, as far as their configurations say.
 
-    Attributes:
-        result: whether it can serve the target, without or with a note; of one that cannot by its
-            configuration, that it is named all the same.
-        why: the note, or what it lacks.
-        parameters, weight_bytes: of its weights; None where its config does not say.
+    `result` is "named" where it is taken although it is not eligible by its configuration.
     """
 
     conf: DraftsEntry
     result: Literal["eligible", "with a note", "named", "not eligible"]
-    why: str
+    why: str  # the note, or what it lacks
     parameters: float | None = None
     weight_bytes: float | None = None
 
@@ -73,38 +69,28 @@ def pairings(
 ) -> list[Pairing]:
     """Every shipped draft with a target: the eligible ones first, small ones before large ones.
 
-    Args:
-        target: where its config names no tokenizer family, no models are compared with it.
-        card: whose memory must hold both, where one is named.
-        named: drafts that are taken whatever their configurations say.
+    A card's memory must hold both. Drafts that are `named` are taken whatever their configurations
+    say.
     """
+
+    def place(entry: Pairing) -> tuple[bool, bool, float]:
+        other_family = entry.conf.tokenizer_family not in (None, target.tokenizer_family)
+        return entry.result == "not eligible", other_family, entry.parameters or 0.0
+
     found = [_pairing(target, conf, card) for conf in shipped_drafts()]
-    found = [
-        replace(entry, result="named")
-        if entry.result == "not eligible" and entry.conf.name in named
-        else entry
-        for entry in found
-    ]
-    family = target.tokenizer_family
-    return sorted(
-        found,
-        key=lambda entry: (
-            entry.result == "not eligible",
-            entry.conf.tokenizer_family not in (None, family),
-            entry.parameters or 0.0,
-        ),
-    )
+    for index, entry in enumerate(found):
+        if entry.result == "not eligible" and entry.conf.name in named:
+            found[index] = replace(entry, result="named")
+    return sorted(found, key=place)
 
 
 def draft_files() -> dict[str, Path]:
-    """The files of conf/draft by name."""
     return {file.stem: file for file in sorted((CONF_DIR / "draft").glob("*.yaml"))}
 
 
 def shipped_drafts() -> list[DraftsEntry]:
     """The drafts of conf/draft, without the entries that stand for any other model or head."""
-    confs = map(shipped_draft, draft_files().values())
-    return [conf for conf in confs if conf is not None]
+    return [conf for file in draft_files().values() if (conf := shipped_draft(file)) is not None]
 
 
 def shipped_draft(file: Path) -> DraftsEntry | None:
@@ -120,24 +106,25 @@ def shipped_draft(file: Path) -> DraftsEntry | None:
 
 
 def _pairing(target: ModelConf, draft: DraftsEntry, card: GpuConf | None) -> Pairing:
-    if draft.spec.looks_up:
-        least = draft.spec.least_k
-        if not draft.spec.replayed:
-            return Pairing(draft, "not eligible", "measured on llama.cpp alone, and not replayed")
-        if least > 1:
-            return Pairing(draft, "not eligible", f"drafts {least} tokens or more; name it")
-        if draft.spec.least_text:
-            return Pairing(draft, "not eligible", "drafts as llama.cpp alone does; name it")
-        return Pairing(draft, "eligible", "looks its tokens up")
-    weights = draft.spec.weights
-    if weights == "target_checkpoint" and not mtp_layers(target):
-        return Pairing(draft, "not eligible", "no config.json in a local folder names MTP layers")
-    size, target_size = draft_size(draft, target), sizes_of(target)
-    numbers = (None, None) if size is None else (float(size.shape.parameters), size.weight_bytes)
+    numbers: tuple[float, float] | tuple[()] = ()
 
     def no(why: str) -> Pairing:
         return Pairing(draft, "not eligible", why, *numbers)
 
+    if draft.spec.looks_up:
+        if not draft.spec.replayed:
+            return no("measured on llama.cpp alone, and not replayed")
+        if draft.spec.least_k > 1:
+            return no(f"drafts {draft.spec.least_k} tokens or more; name it")
+        if draft.spec.least_text:
+            return no("drafts as llama.cpp alone does; name it")
+        return Pairing(draft, "eligible", "looks its tokens up")
+    weights = draft.spec.weights
+    if weights == "target_checkpoint" and not mtp_layers(target):
+        return no("no config.json in a local folder names MTP layers")
+    size, target_size = draft_size(draft, target), sizes_of(target)
+    if size is not None:
+        numbers = float(size.shape.parameters), size.weight_bytes
     if weights == "target_checkpoint":
         return Pairing(draft, "eligible", "the target's own", *numbers)
     if draft.spec.reads_states:
@@ -168,9 +155,7 @@ def _pairing(target: ModelConf, draft: DraftsEntry, card: GpuConf | None) -> Pai
     if card is not None:
         both = MemoryFit(usable_bytes(card.memory_gb), (size.memory, target_size.memory))
         if not both.fits:
-            needed, room = (
-                f"{size / 1e9:,.3g} GB" for size in (both.needed_bytes, both.room_bytes)
-            )
+            needed, room = (f"{n / 1e9:,.3g} GB" for n in (both.needed_bytes, both.room_bytes))
             return no(f"with the target {needed}, and {card.name} has {room} for models")
     if share > LARGE_SHARE:
         why = f"reads {share:.0%} of the target's bytes per token"

@@ -93,15 +93,7 @@ def _value(value: Any) -> str:
 
 
 def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
-    """The configuration, with what `words` do not set taken from the run that it names.
-
-    Args:
-        config: as composed, with `resume` or `traces_from`.
-        words: the overrides of the command line.
-
-    Raises:
-        UserError: it is no run folder.
-    """
+    """The configuration, with what `words` do not set taken from its `resume` or `traces_from`."""
     schema: Any = OmegaConf.get_type(config)
     resumed = config.get("resume") is not None
     key = "resume" if resumed else "traces_from"

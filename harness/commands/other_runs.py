@@ -15,13 +15,7 @@ from harness.analysis.recorded_costs import costs_of
 from harness.analysis.round_costs import LOOKUP_S
 from harness.analysis.setup import Setup
 from harness.command_words import as_typed, command
-from harness.config import (
-    AuditionConfig,
-    DecodeConf,
-    ModelConf,
-    SweepConfig,
-    is_folder,
-)
+from harness.config import AuditionConfig, DecodeConf, ModelConf, SweepConfig, is_folder
 from harness.records import (
     GREEDY,
     Prompt,
@@ -77,11 +71,7 @@ def _check_same(
 def stored_traces(
     config: AuditionConfig, drafts: Sequence[str], *, partly: bool = False
 ) -> tuple[list[TextTrace], StoredRun]:
-    """The drafts' traces in `traces_from`; with `partly` a draft may have none there.
-
-    Raises:
-        UserError: a run without traces, or of another model, other prompts or sampling parameters.
-    """
+    """The drafts' traces in `traces_from`, checked; with `partly` a draft may have none there."""
     key = as_typed("traces_from", config.traces_from)
     run = load(str(config.traces_from))
     check_source(key, run, config.decode)
@@ -93,19 +83,20 @@ def stored_traces(
     if not partly:
         _check_scored(key, run, drafts, by_draft)
     wanted = {text for text in _text_keys(run, prompts) if text.temperature in config.temperature}
-    traces = [trace for name in drafts for trace in by_draft.get(name, ()) if trace.key in wanted]
-    for name in by_draft.keys() & {*drafts}:
+    traces: list[TextTrace] = []
+    for name in (name for name in drafts if name in by_draft):
         if name in run.manifest.audition.dropped:
             raise UserError(
                 f"{key}: draft {name!r} was dropped there and scored a part of the texts; leave it"
                 " out, or audition it with until=all"
             )
-        scored = sum(trace.draft == name for trace in traces)
-        if scored < len(wanted):
+        scored = [trace for trace in by_draft[name] if trace.key in wanted]
+        if len(scored) < len(wanted):
             raise UserError(
-                f"{key}: scores of {scored} of {len(wanted)} texts by draft {name!r}; "
+                f"{key}: scores of {len(scored)} of {len(wanted)} texts by draft {name!r}; "
                 f"{_how_to_get(run)}"
             )
+        traces += scored
     return traces, run
 
 
@@ -136,7 +127,6 @@ def _check_texts_of(
 def _check_scored(
     key: str, run: StoredRun, drafts: Sequence[str], by_draft: Mapping[str, Sequence[TextTrace]]
 ) -> None:
-    """Refuse drafts that have no scores there."""
     absent = next((name for name in drafts if name not in by_draft), None)
     if absent is None:
         return
@@ -173,15 +163,11 @@ def _how_to_get(run: StoredRun) -> str:
 
 @dataclass(frozen=True)
 class StoredTexts:
-    """Another run's texts, with the scores that its drafts gave them.
-
-    Attributes:
-        answers: its answers to earlier turns, which the texts continue.
-    """
+    """Another run's texts, with the scores that its drafts gave them."""
 
     run: StoredRun
     trials: tuple[Trial, ...]
-    answers: tuple[Trial, ...]
+    answers: tuple[Trial, ...]  # to earlier turns, which the texts continue
     traces: Sequence[TextTrace]
 
     def copy_to(self, folder: RunFolder) -> None:
@@ -200,11 +186,7 @@ class StoredTexts:
 
 
 def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> StoredTexts:
-    """The texts of `traces_from`, which are exactly those that this audition would ask for.
-
-    Raises:
-        UserError: as `stored_traces`; another seed, budget, number of repetitions or temperature.
-    """
+    """The texts of `traces_from`, which are exactly those that this audition would ask for."""
     key = as_typed("traces_from", config.traces_from)
     traces, run = stored_traces(config, drafts, partly=True)
     _check_same(key, "", run.config, config, ("seed", "new_tokens", "repetitions", "temperature"))
@@ -225,18 +207,12 @@ def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> StoredTexts:
 
 @dataclass(frozen=True)
 class StoredTimes:
-    """Another run's times of some drafts and of the target next to them; empty where none are used.
-
-    Attributes:
-        rounds: rounds of the running loop; none in a run of an older version.
-        untimed: drafts whose rounds were not timed there, for they lose whatever these cost.
-        engine: what decoding costs on a server, in place of all of it.
-    """
+    """Another run's times of some drafts and of the target next to them; else empty."""
 
     steps: Sequence[StepTiming] = ()
-    rounds: Sequence[RoundTiming] = ()
-    untimed: tuple[str, ...] = ()
-    engine: EngineCosts | None = None
+    rounds: Sequence[RoundTiming] = ()  # of the running loop
+    untimed: tuple[str, ...] = ()  # drafts that lose whatever their rounds cost
+    engine: EngineCosts | None = None  # decoding's on a server, in place of all of it
 
     def copy_to(self, folder: RunFolder) -> None:
         """Put them into a run; what is stored there stays."""
@@ -263,9 +239,6 @@ def stored_times(
 
     None where they are typed in, which is checked, or where they are to be measured. `lookups` are
     the drafts that look their tokens up, which need no typed time.
-
-    Raises:
-        UserError: both kinds given, none there, or a draft without times.
     """
     typed = config.latency
     if typed.target_ms is not None:
@@ -300,23 +273,19 @@ def stored_times(
     if absent is not None and source.manifest.status == "running":
         raise UserError(f"{key}: no round times of draft {absent!r}; {_how_to_get(source)}")
     interleaved = {timed[name] for name in drafts}
-    steps = [
-        t
-        for t in source.timings
-        if (t.model in drafts if t.role == "draft" else t.beside in interleaved)
-    ]
-    rounds = [timing for timing in source.rounds if timing.draft in drafts]
-    untimed = tuple(name for name in source.manifest.audition.untimed if name in drafts)
-    return StoredTimes(steps, rounds, untimed)
+    return StoredTimes(
+        [
+            t
+            for t in source.timings
+            if (t.model in drafts if t.role == "draft" else t.beside in interleaved)
+        ],
+        [timing for timing in source.rounds if timing.draft in drafts],
+        tuple(name for name in source.manifest.audition.untimed if name in drafts),
+    )
 
 
 def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> EngineCosts:
-    """Decoding costs on the engine that a server run measured, checked against the configuration.
-
-    Raises:
-        UserError: rounds of these K or temperatures are not known there, drafts are sampled there
-            in another way than here, or it was measured on another card than `gpu`.
-    """
+    """Decoding costs on the engine of a server run, checked against the configuration."""
     key = as_typed("latency_from", source.folder)
     if config.thresholds:
         raise UserError(f"p_min={config.p_min}: not with {key}, whose rounds draft K")
@@ -332,20 +301,13 @@ def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> Eng
                 f"{key}: measured on {costs.device}, not on gpu={card.name}; name a run on that"
                 " card, or leave gpu out"
             )
-    stored = isinstance(config, AuditionConfig) and config.traces_from
-    if not stored:
-        _check_named_target(costs, config.model)
-    return costs
-
-
-def _check_named_target(costs: EngineCosts, conf: ModelConf) -> None:
-    """Refuse another target by what is typed, before it is loaded.
-
-    Folders are compared when their weights are read: two may hold the same ones.
-    """
-    if not any(name and is_folder(name) for name in (conf.id, costs.target.id)):
+    # By what is typed, before the target is loaded. Folders are compared when their weights are
+    # read: two may hold the same ones.
+    conf, stored = config.model, isinstance(config, AuditionConfig) and config.traces_from
+    if not stored and not any(name and is_folder(name) for name in (conf.id, costs.target.id)):
         dtype = None if conf.dtype == "auto" else conf.dtype
         check_target(costs, ModelEntry(name=conf.name, id=conf.id, dtype=dtype))
+    return costs
 
 
 def _check_drafts_alike(
@@ -383,18 +345,15 @@ def costs_of_sweep(config: SweepConfig) -> EngineCosts | None:
     if source.door != SERVER:
         raise UserError(
             f"{as_typed('latency_from', config.latency_from)}: made by {source.door}, and a sweep"
-            " times its own"
-            " rounds; name a run of python -m harness.server, or leave it out"
+            " times its own rounds; name a run of python -m harness.server, or leave it out"
         )
     return engine_costs(config, source)
 
 
 def check_target_of(costs: EngineCosts | None, conf: ModelConf, entry: ModelEntry) -> None:
-    """Refuse costs with another target, or in another precision.
+    """Refuse an engine's costs, if any, with another target, or in another precision.
 
-    Args:
-        costs: of an engine; None: nothing is priced by one.
-        entry: what it says of itself, as far as that is known here.
+    The target's `entry` is what it says of itself, as far as that is known here.
     """
     if costs is not None:
         check_target(costs, ModelEntry.of({**entry.entries, "name": conf.name, "id": conf.id}))

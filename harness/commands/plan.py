@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -52,58 +53,39 @@ def run(config: PlanConfig) -> Outcome:
     return shown(summary, folder.path, verbose=config.verbose)
 
 
-def _print_known(
-    stored: StoredRun,
-    config: PlanConfig,
-    recorded: Sequence[float] | None,
-) -> None:
+def _print_known(stored: StoredRun, config: PlanConfig, recorded: Sequence[float] | None) -> None:
     """Print the server as its run measured it, and the sequences that would be simulated.
 
-    Raises:
-        UserError: it lacks what a plan needs; with the command that measures it.
+    What is missing has the command that measures it; without R(K, B) a plan is refused.
     """
-    temperature = config.temperature[0] if config.temperature else None
-    server = Server.of(stored, temperature)
+    server = Server.of(stored, config.temperature[0] if config.temperature else None)
+    setup, by_length = server.served.setup, server.costs.plain.token_s
     side_by_side = sorted({each.concurrency for each in server.loads})
     arrivals = "Poisson" if recorded is None else f"with the gaps of {len(recorded)} recorded ones"
-    rows = [
-        ("server run", str(stored.folder)),
-        ("draft", server.served.setup.draft),
-        ("K, without a draft at 0", ", ".join(map(str, server.ks))),
-        ("requests side by side, timed", ", ".join(map(str, side_by_side))),
-        ("texts, scored", str(len(server.traces))),
-        ("a prompt's prefill", "by its length" if server.costs.plain.token_s else "the mean"),
-        (
-            "simulated",
-            f"{config.seeds} sequences of {config.requests} requests, arrivals {arrivals}",
-        ),
-        *_not_measured(server, config),
-    ]
-    print_table(table("Plan (nothing is simulated)", ROWS, rows), standard_output())
-
-
-def _not_measured(server: Server, config: PlanConfig) -> Iterator[tuple[str, str]]:
-    """Missing measurements, each with the command that makes it; without R(K, B) it is refused."""
-    setup = server.served.setup
+    rows = {
+        "server run": str(stored.folder),
+        "draft": setup.draft,
+        "K, without a draft at 0": ", ".join(map(str, server.ks)),
+        "requests side by side, timed": ", ".join(map(str, side_by_side)),
+        "texts, scored": str(len(server.traces)),
+        "a prompt's prefill": "by its length" if by_length else "the mean",
+        "simulated": f"{config.seeds} sequences of {config.requests} requests, arrivals {arrivals}",
+    }
     if not any(each.rate for each in setup.run.loads):
         tokens = float(np.mean([len(trace.tokens) for trace in server.traces]))
         most = server.slots / (tokens * server.costs.times.plain.at(0, server.slots))
         change = f"rate=[{min(config.rate, MEASURED_SHARE * most):.2g}]"
         command = setup.command_line(change) or f"the server run's command with {change}"
-        yield "missing: waits at a rate", f"to prove the simulation: {command}"
-    if not server.costs.plain.token_s:
-        yield (
-            "missing: prompts of two lengths",
-            "the server run again, on prompts that differ in length (prompts.files=)",
+        rows["missing: waits at a rate"] = f"to prove the simulation: {command}"
+    if not by_length:
+        rows["missing: prompts of two lengths"] = (
+            "the server run again, on prompts that differ in length (prompts.files=)"
         )
+    print_table(table("Plan (nothing is simulated)", ROWS, [*rows.items()]), standard_output())
 
 
 def recorded_times(file: str) -> list[float]:
-    """The time stamps of a file, a number of seconds a line, or a log of requests, ascending.
-
-    Raises:
-        UserError: it cannot be read, or is not of such lines.
-    """
+    """The time stamps of a file, a number of seconds a line, or a log of requests, ascending."""
     where = f"arrivals={file}"
     times: list[float] = []
     for number, value in _stamps(Path(file), where):
@@ -135,17 +117,13 @@ def _stamps(file: Path, where: str) -> Iterator[tuple[int, float]]:
 
 
 def _seconds(text: str, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UserError(f"{where}: {text[:40]!r} is no time in seconds")
-    return value
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise UserError(f"{where}: {text[:40]!r} is no time in seconds")
 
 
 def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, str | None]:
-    """The hourly price of the card, and the run's device where that was another card."""
     if config.gpu is None:
         return price_per_hour(Setup(stored)), None
     card = card_of(config.gpu)

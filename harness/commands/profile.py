@@ -9,12 +9,10 @@ from itertools import product
 from harness.analysis.round_costs import merged
 from harness.analysis.unstable import unstable_steps
 from harness.commands.checks import beyond, check_run
-from harness.commands.completions import with_turns
 from harness.commands.dry_run import print_profile
-from harness.commands.opening import open_pair
-from harness.commands.pair import ModelPair
+from harness.commands.pair import ModelPair, open_pair
 from harness.commands.progress import progress
-from harness.commands.requests import request, run_requests
+from harness.commands.requests import request, run_requests, with_turns
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -68,29 +66,20 @@ def run(config: ProfileConfig) -> Outcome:
 def _plain_requests(
     pair: ModelPair, config: ProfileConfig
 ) -> tuple[list[Request], dict[str, CachedModel]]:
-    """Plain decoding with each model on every prompt in turn, and who decodes what."""
-    requests: list[Request] = []
+    requests: dict[str, Request] = {}
     models: dict[str, CachedModel] = {}
     for task in profile_tasks(pair.prompts, config):
         for loaded, model in pair.opened.values():
-            words = (task.entry, task.k, task.temperature, task.repetition)
-            made = request(pair, config, *words, decoder=loaded)
-            if made.cell not in models:  # a self-draft is one model
-                requests.append(made)
-                models[made.cell] = model
-    return requests, models
+            made = request(pair, config, task, loaded)
+            requests.setdefault(made.cell, made)  # a self-draft is one model
+            models.setdefault(made.cell, model)
+    return [*requests.values()], models
 
 
 def _measure(
-    folder: RunFolder,
-    pair: ModelPair,
-    config: ProfileConfig,
-    visits: RoundVisits,
+    folder: RunFolder, pair: ModelPair, config: ProfileConfig, visits: RoundVisits
 ) -> None:
-    """Time steps and curves, unless the folder has them, and store them.
-
-    Some of the `visits` that time rounds lie between them.
-    """
+    """Time steps and curves, unless the folder has them; some of the `visits` lie between them."""
     timings = measure_steps(folder, pair, config)
     visits.up_to(0.25)
     # An interrupted run may have noted its curves in the manifest but not stored them

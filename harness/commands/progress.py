@@ -32,28 +32,17 @@ LOOKS_PER_S = 2
 
 
 class Bar:
-    """The progress of one block: a call counts one, `say` changes its label.
-
-    Attributes:
-        total: how many there are to count; None: unknown.
-        due: when a line about it must be written at the latest, on the monotonic clock.
-    """
+    """The progress of one block: a call counts one, `say` changes its label."""
 
     def __init__(
-        self,
-        display: "_Display",
-        label: str,
-        total: int | None,
-        sizes: Sequence[float] | None = None,
+        self, display: "_Display", label: str, total: int | None, sizes: Sequence[float] = ()
     ) -> None:
-        """Begin with nothing counted; arguments as in `progress`."""
-        self.label, self.total, self.done, self.due = label, total, 0, float("inf")
-        self._display = display
+        self.label, self.total, self.done = label, total, 0  # total None: unknown
+        self.due = float("inf")  # when a line about it must be written, on the monotonic clock
+        self._display, self._sizes = display, sizes
         self._begun = self._counted = time.monotonic()
-        self._sizes = sizes or ()
 
     def __call__(self, count: int = 1) -> None:
-        """Count one, or so many."""
         self._counted = time.monotonic()
         self.done += count
 
@@ -63,7 +52,6 @@ class Bar:
         self._display.refresh()
 
     def expect(self, more: int) -> None:
-        """Add to the total, where it is known only now."""
         self.total = (self.total or 0) + more
 
     @property
@@ -79,14 +67,13 @@ class Bar:
         """
         if not self.total or self.done < 2 or self.done >= self.total:
             return ""
-        done, rest, since = self._size(0, self.done), self._size(self.done, self.total), self._begun
-        pace = (self._counted - since) / done
-        pace = max(pace, (time.monotonic() - since) / (done + self._size(self.done, self.done + 1)))
-        left_s = pace * rest - (time.monotonic() - self._counted)
+        now, size = time.monotonic(), self._size
+        done, begun_too = size(0, self.done), size(0, self.done + 1)
+        pace = max((self._counted - self._begun) / done, (now - self._begun) / begun_too)
+        left_s = pace * size(self.done, self.total) - (now - self._counted)
         return f"about {_clock(left_s)} left" if left_s > 0.0 else ""
 
     def _size(self, begin: int, end: int) -> float:
-        """Of some of what is counted; 1 of each whose size is not known."""
         known = self._sizes[begin:end]
         return sum(known) + max(0, end - begin - len(known))
 
@@ -130,7 +117,6 @@ class _Display:
             self._live.refresh()
 
     def write(self, line: str) -> None:
-        """Write a line that stays, above the bars."""
         line = f"{_clock(time.monotonic() - self._began)} {line}"
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)
@@ -190,10 +176,7 @@ class _Display:
             self._written = now
             for bar in bars:
                 bar.due = float("inf")
-            with suppress(OSError, ValueError):  # nobody reads it any more
-                shown = "; ".join(map(str, bars))
-                sys.stderr.write(f"{_clock(now - self._began)} {shown}{_late_request()}\n")
-                sys.stderr.flush()
+            self.write("; ".join(map(str, bars)) + _late_request())
 
 
 _DISPLAY = _Display()
@@ -211,11 +194,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def progress(
-    label: str,
-    total: int | None = None,
-    *,
-    soon: bool = False,
-    sizes: Sequence[float] | None = None,
+    label: str, total: int | None = None, *, soon: bool = False, sizes: Sequence[float] = ()
 ) -> Iterator[Bar]:
     """Show what is being done while the block runs; yields what counts to `total`.
 
@@ -234,10 +213,7 @@ def progress(
 
 @contextmanager
 def fetching(doing: str, source: str | None) -> Iterator[Bar]:
-    """Show that the block reads from `source`, and what that waits for if it is an id of the hub.
-
-    None is a source that is on this machine, as a folder is.
-    """
+    """Show that the block reads from `source`, and that it waits if that is an id of the hub."""
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     asks = source is not None and not offline and not Path(source).exists()
     if asks:

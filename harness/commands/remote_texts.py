@@ -11,17 +11,11 @@ from urllib.parse import urlsplit
 
 from harness import prompts as prompt_sets
 from harness.commands.checks import SERVERS_RETURN_NO_STATES, encoded_turn
-from harness.commands.completions import stored_text, text_requests, trial_of
-from harness.commands.draft_scoring import (
-    DraftResult,
-    described_draft,
-    each_draft,
-)
-from harness.commands.opening import open_draft, reserve
+from harness.commands.draft_scoring import DraftResult, described_draft, each_draft
 from harness.commands.other_runs import StoredTimes, check_draft_of, check_target_of
-from harness.commands.pair import described
+from harness.commands.pair import described, open_draft, reserve
 from harness.commands.progress import fetching, progress
-from harness.commands.requests import sampling_of
+from harness.commands.requests import sampling_of, stored_text, text_requests, trial_of
 from harness.commands.run_lifecycle import begin, measuring, resumable
 from harness.commands.run_time import Stopwatch
 from harness.commands.tasks import EncodedPrompt
@@ -36,19 +30,14 @@ from harness.models.device import resolve_device
 from harness.models.load import NotEligible, Vocabulary, load_vocabulary
 from harness.models.probe import check_length
 from harness.models.tokenizer import check_thinking
-from harness.records import Prompt, TextKey, Trial, UserError
+from harness.records import Prompt, TextKey, UserError
 from harness.storage import RunFolder
 from harness.storage.manifest import ModelEntry, TextsFrom
 from harness.storage.resume import check_engine
 
 
 def check_texts_from(config: AuditionConfig, prompts: Sequence[Prompt]) -> None:
-    """Refuse what no server's completions can be had, or scored, for.
-
-    Raises:
-        UserError: no API key, sampling parameters whose log-probabilities no server tells, or a
-            prompt whose earlier turns lack answers.
-    """
+    """Refuse what no server's completions can be had, or scored, for."""
     api_key(config.api_key_env)
     for temperature in config.temperature:
         refuse_sampling(sampling_of(config.decode, temperature))
@@ -68,11 +57,7 @@ def audition_texts(
     times: StoredTimes,
     folder: RunFolder | None,
 ) -> RunFolder:
-    """Collect the completions that the folder lacks, and let every draft score them.
-
-    Raises:
-        UserError: a server or a tokenizer that cannot be used, or no draft left to rank.
-    """
+    """Collect the completions that the folder lacks, and let every draft score them."""
     check_target_of(times.engine, config.model, ModelEntry())
     with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
         target = load_vocabulary(config.model)
@@ -83,8 +68,8 @@ def audition_texts(
         for number in prompt.answered
     )
     requests = text_requests(target, turns, config)
-    stored = {trial.key: trial for trial in folder.trials.read()} if folder else {}
-    waiting = [request for request in requests if request.key not in stored]
+    known = {trial.key for trial in folder.trials.read()} if folder else set[TextKey]()
+    waiting = [request for request in requests if request.key not in known]
     server = texts_from = None
     if waiting:
         with progress(f"asking who answers at {config.texts_from}"):
@@ -103,8 +88,9 @@ def audition_texts(
         watch, start = Stopwatch(folder, None), time.perf_counter()
         if server is not None:
             folder.note(texts_from=texts_from)
-            stored |= _complete(folder, server, waiting, target)
+            _complete(folder, server, waiting, target)
         generation_s = time.perf_counter() - start
+        stored = {trial.key: trial for trial in folder.trials.read()}
         texts = [stored_text(request, stored[request.key]) for request in requests]
 
         def measure(conf: ModelConf, unscored: Sequence[GeneratedText]) -> DraftResult | None:
@@ -121,19 +107,16 @@ def audition_texts(
 
 def _complete(
     folder: RunFolder, server: TextServer, requests: Sequence[Request], target: Vocabulary
-) -> dict[TextKey, Trial]:
+) -> None:
     def decode(tokens: Sequence[int]) -> str:
         return target.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
-    trials: dict[TextKey, Trial] = {}
     with progress(f"{server.engine} completes prompts", len(requests)) as tick:
         for request in requests:
             with resumable(folder):
                 text = server.complete(request, decode)
-            trials[request.key] = trial_of(text)
-            folder.trials.append(trials[request.key])
+            folder.trials.append(trial_of(text))
             tick()
-    return trials
 
 
 def _draft_result(

@@ -1,8 +1,8 @@
 """Render stored runs again, compare them, or list them all; no model is loaded.
 
 A run is analysed again from its raw files, whether it is complete or unfinished, new or old.
-Records of requests that were served elsewhere become a run first (`harness.commands.imports`), and
-so do the counters of a server that is running (`harness.commands.metrics`).
+Records of requests that were served elsewhere, and the counters of a server that is running, become
+a run first (`harness.commands.served_elsewhere`).
 """
 
 import math
@@ -46,10 +46,7 @@ NOT_JUDGED = {
 
 
 def run(config: ReportConfig) -> Outcome:
-    """Render a run, compare several, import records, read a server, or write a folder's index.
-
-    Status 1 below `fail_below`.
-    """
+    """Report a run, several, records, a server or a folder; status 1 below `fail_below`."""
     if config.fail_below is not None and not 0 < config.fail_below < math.inf:
         raise UserError(f"fail_below={config.fail_below}: give a ratio above 0, for example 0.95")
     given = [
@@ -58,19 +55,17 @@ def run(config: ReportConfig) -> Outcome:
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)}: give one of them")
     _check_belongs(config)
-    for name, why in NOT_JUDGED.items():
-        if config.fail_below is not None and getattr(config, name) not in (None, []):
+    for name, why in NOT_JUDGED.items() if config.fail_below is not None else ():
+        if getattr(config, name):
             raise UserError(f"fail_below: needs run= or runs=; {why}")
     if config.index is not None:
         return _index(config.index)
-    if config.records:
-        from harness.commands import imports  # the engines load torch
+    if config.records or config.metrics is not None:
+        from harness.commands import served_elsewhere  # the engines load torch
 
-        return imports.run(config)
-    if config.metrics is not None:
-        from harness.commands import metrics  # likewise
-
-        return metrics.run(config)
+        if config.records:
+            return served_elsewhere.import_records(config)
+        return served_elsewhere.read_counters(config)
     if config.runs:
         return _compared(config)
     if config.run is None:
@@ -93,11 +88,7 @@ def _check_belongs(config: ReportConfig) -> None:
 
 
 def _rendered(name: str, config: ReportConfig) -> Outcome:
-    """Analyse a stored run again and render it, complete or not.
-
-    The analysis is stored in it too, so that a folder says one thing, unless another process is
-    writing it.
-    """
+    """Analyse a stored run again, complete or not, store the analysis in it, and render it."""
     with progress(f"reading {name}") as bar:
         stored = load(name)
         bar.say("analysing the run")
@@ -136,7 +127,6 @@ def _store(stored: StoredRun, summary: Summary) -> None:
 
 
 def _compared(config: ReportConfig) -> Outcome:
-    """Compare `runs` and store the comparison as a run; status 1 below `fail_below`."""
     with progress("comparing the runs"):
         runs = [load(folder) for folder in config.runs]
         for run in runs:
@@ -166,9 +156,8 @@ def _below(summary: Summary, folder: Path, fail_below: float | None) -> bool:
     outcome = "FAIL, the headline's speedup is below it" if below else "PASS"
     shown = grid.marked(summary)
     where = f", {grid.evidence(answer)}, for {shown.phrase}" if shown else ""
-    Console(highlight=False, soft_wrap=True).print(
-        f"fail_below={fail_below:g}: {outcome}: {answer.speedup:.2f}x at K={answer.named[1]}{where}"
-    )
+    speedup = f"{answer.speedup:.2f}x at K={answer.named[1]}"
+    _print(f"fail_below={fail_below:g}: {outcome}: {speedup}{where}")
     return below
 
 
@@ -202,10 +191,12 @@ def _index(root: str) -> Outcome:
         raise UserError(f"index={root}: cannot write there ({error.strerror})") from error
     unread = sum(bool(line.error) for line in lines)
     unreadable = f", {unread} of them unreadable" if unread else ""
-    Console(highlight=False, soft_wrap=True).print(
-        f"{len(lines)} runs{unreadable}: {file}", markup=False
-    )
+    _print(f"{len(lines)} runs{unreadable}: {file}")
     return Outcome(None)
+
+
+def _print(line: str) -> None:
+    Console(highlight=False, soft_wrap=True).print(line, markup=False)
 
 
 def _line(path: Path) -> Line:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
@@ -62,25 +62,16 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a command's work.
+    """The end of a command's work."""
 
-    Attributes:
-        folder: the run folder, or None when nothing was stored (a dry run).
-        status: 0 when all that was asked for is complete, 1 when cells failed or a check did, 2
-            when the user must fix something.
-        error: what failed after everything was measured: the folder holds the measurements, but not
-            its results or its report.
-        summary: of the run; None where nothing was analysed.
-    """
-
-    folder: Path | None
+    folder: Path | None  # None when nothing was stored (a dry run)
+    # 0: all that was asked for is complete; 1: cells failed or a check did; 2: the user's to fix
     status: int = 0
-    error: Exception | None = None
-    summary: Summary | None = None
+    error: Exception | None = None  # after everything was measured: no results, or no report
+    summary: Summary | None = None  # None where nothing was analysed
 
     @property
     def reason(self) -> str | None:
-        """The error in one line; None where there is none."""
         return None if self.error is None else in_one_line(self.error)
 
 
@@ -88,7 +79,6 @@ class Outcome:
 
 
 def load_prompts(config: PairConfig | AuditionConfig) -> tuple[Prompt, ...]:
-    """The prompts that a configuration asks for."""
     with fetching("reading the prompts", config.prompts.hub):
         return prompt_sets.load(config.prompts)
 
@@ -109,45 +99,42 @@ def begin(
 ) -> RunFolder:
     """The folder to resume, or a new one, with the manifest's entries noted or checked."""
     folder = folder or create(config, command)
-    note_or_check(folder, described, config.seed)
+    _note_or_check(folder, described)
     sample = prompt_sets.log_sample(config.prompts)
     folder.note(
-        prompts_available=prompt_sets.available(config.prompts), prompts_log=sample and sample.facts
+        seed=config.seed,
+        prompts_available=prompt_sets.available(config.prompts),
+        prompts_log=sample and sample.facts,
     )
     return folder
 
 
 def resumed(config: PairConfig | AuditionConfig, command: str) -> RunFolder | None:
-    """The folder to resume, checked before any model is loaded; None for a new run.
-
-    Raises:
-        UserError: a folder that is not this run's.
-    """
+    """The folder to resume, checked before any model is loaded; None for a new run."""
     if config.resume is None:
         return None
     return RunFolder.resume(config.resume, command, asdict(config))
 
 
-def note_or_check(folder: RunFolder, described: Described, seed: int) -> None:
-    """Write a new run's manifest entries; refuse to resume one whose prompts or models changed."""
-    if folder.manifest.prompts_sha256 is not None:
-        check_loaded(
-            *(folder.path, folder.manifest, described.prompts_sha256),
-            *(described.environment, described.models),
-        )
-    models = {**folder.manifest.models, **described.models}
-    environment = described.environment
-    if begun_by := folder.manifest.environment.command:  # printed lines name the keys of this one
-        environment = Environment.of({**environment.entries, "command": [*begun_by]})
-    folder.note(**{**vars(described), "models": models, "environment": environment}, seed=seed)
-
-
 def note_models(folder: RunFolder, models: Mapping[str, ModelEntry]) -> None:
-    """Note models that are loaded while a run goes on, as `note_or_check` does at its beginning."""
+    """Note models that are loaded while a run goes on, as `begin` does at its beginning."""
     known = folder.manifest
     assert known.prompts_sha256 is not None  # it has begun
-    described = Described(known.environment, models, known.prompts, known.prompts_sha256)
-    note_or_check(folder, described, known.seed or 0)
+    _note_or_check(
+        folder, Described(known.environment, models, known.prompts, known.prompts_sha256)
+    )
+
+
+def _note_or_check(folder: RunFolder, described: Described) -> None:
+    """Write a new run's manifest entries; refuse to resume one whose prompts or models changed."""
+    known, given = folder.manifest, described
+    if known.prompts_sha256 is not None:
+        check_loaded(folder.path, known, given.prompts_sha256, given.environment, given.models)
+    environment = given.environment
+    if begun_by := known.environment.command:  # printed lines name the keys of this one
+        environment = Environment.of({**environment.entries, "command": [*begun_by]})
+    models = {**known.models, **given.models}
+    folder.note(**{**vars(given), "models": models, "environment": environment})
 
 
 # ---- while it is measured ------------------------------------------------------------------------
@@ -162,12 +149,13 @@ def running(folder: RunFolder) -> Iterator[None]:
     folder.note(status="running", interrupted_by=None)
     try:
         yield
-    except KeyboardInterrupt as stop:
-        name = str(stop) if isinstance(stop, Interrupted) else "SIGINT"
-        _note(folder, interrupted_by=name)
-        raise
-    except BaseException:  # raised again
-        _note(folder, status="failed")
+    except BaseException as error:  # raised again
+        with suppress(UserError):  # on a full disk what ended the run is the error to show
+            if isinstance(error, KeyboardInterrupt):
+                name = str(error) if isinstance(error, Interrupted) else "SIGINT"
+                folder.note(interrupted_by=name)
+            else:
+                folder.note(status="failed")
         raise
 
 
@@ -183,14 +171,15 @@ def measuring(folder: RunFolder, device: "torch.device") -> Iterator[None]:
             with card:
                 yield
         finally:
-            if readings := card.readings():
-                _note(folder, card_readings=(*folder.manifest.card_readings, *readings))
-            before, now = folder.manifest.other_load, load.so_far()
-            _note(folder, other_load=before if before and before.load > now.load else now)
-            known = [folder.manifest.other_gpu_processes, processes, _others_on(device)]
-            counts = [count for count in known if count is not None]
-            if counts:
-                _note(folder, other_gpu_processes=max(counts))
+            known, now = folder.manifest, load.so_far()
+            before, others = known.other_load, (known.other_gpu_processes, processes)
+            counts = [count for count in (*others, _others_on(device)) if count is not None]
+            with suppress(UserError):  # as in `running`
+                folder.note(
+                    card_readings=(*known.card_readings, *card.readings()),
+                    other_load=before if before and before.load > now.load else now,
+                    other_gpu_processes=max(counts, default=None),
+                )
 
 
 @contextmanager
@@ -211,11 +200,6 @@ def _others_on(device: "torch.device") -> int | None:
     from harness.models.device import other_gpu_processes  # imports torch
 
     return other_gpu_processes(device)
-
-
-def _note(folder: RunFolder, **changes: Any) -> None:
-    with suppress(UserError):  # on a full disk what ended the run is the error to show
-        folder.note(**changes)
 
 
 @contextmanager
@@ -275,7 +259,6 @@ def answer_so_far(folder: RunFolder, label: str, *, page: bool = False) -> None:
 
 
 def write_analysis(folder: RunFolder, summary: Summary) -> None:
-    """Store what the analysis of a run gave."""
     folder.write_table("results.csv", ResultRow, summary.results)
     if summary.latency:
         folder.write_table("latency.csv", LatencyRow, summary.latency)

@@ -8,7 +8,7 @@ look decides, and where none does.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from time import monotonic, perf_counter
@@ -22,6 +22,7 @@ from harness.commands.eligible_drafts import draft_size
 from harness.commands.progress import say
 from harness.commands.tasks import (
     BATCH,
+    Config,
     EncodedPrompt,
     Task,
     missing_answers,
@@ -30,7 +31,7 @@ from harness.commands.tasks import (
     sweep_tasks,
     text_tasks,
 )
-from harness.config import AuditionConfig, ModelConf, PairConfig, SweepConfig
+from harness.config import AuditionConfig, ModelConf, SweepConfig
 from harness.measurement.environment import copy_bandwidth
 from harness.measurement.round_times import (
     LEAST_VISITS,
@@ -91,100 +92,73 @@ def this_machine(threads: int | str) -> Card:
 
 @dataclass(frozen=True)
 class Work:
-    """The forwards of a run.
+    """The forwards of a run."""
 
-    Attributes:
-        texts: that generate the target's texts.
-        rest: scores, measured generations, and what is timed.
-    """
-
-    texts: Sequence[Forwards]
-    rest: Sequence[Forwards]
+    texts: Sequence[Forwards]  # that generate the target's texts
+    rest: Sequence[Forwards]  # scores, measured generations, and what is timed
 
     @property
     def all(self) -> list[Forwards]:
-        """Forwards of the texts and of all else."""
         return [*self.texts, *self.rest]
 
 
-def model_sizes(
-    config: PairConfig | AuditionConfig, drafts: Sequence[ModelConf]
-) -> dict[str, ModelSize | None]:
+def model_sizes(config: Config, drafts: Sequence[ModelConf]) -> dict[str, ModelSize | None]:
     """Sizes of the target and drafts with weights, by the name of forwards; None: not known."""
     named = {"target": config.model}
     named |= {name_of(config, conf): conf for conf in drafts if not conf.spec.looks_up}
     return {name: draft_size(conf, config.model) for name, conf in named.items()}
 
 
-def name_of(config: PairConfig | AuditionConfig, draft: ModelConf) -> str:
-    """The name of a draft's forwards."""
+def name_of(config: Config, draft: ModelConf) -> str:
     return draft.name if isinstance(config, AuditionConfig) else "draft"
 
 
-def sweep_work(
-    config: SweepConfig,
-    prompts: Sequence[Prompt],
-    price: Price = lambda _: 0.0,
-    looks: int = LOOKS,
-) -> Work:
-    """The forwards of a sweep (`harness.commands.tasks.sweep_tasks`), each of the whole budget.
-
-    Args:
-        looks: that are made, where it measures in looks.
-        price: seconds of forwards where the run takes place, by which slow rounds are timed less.
-    """
-    turns = planned_turns(prompts, config)
-    tasks = sweep_tasks(turns, config, looks)
-    count = len(tasks.texts) + missing_answers(prompts)
-    texts = generated(count, _mean_length(turns), config.new_tokens, BATCH)
-    rest = scores(text_tasks(turns, config), config.draft, config)
-    for k, some in sorted(grouped(tasks.measured, lambda task: task.k).items()):
-        length = _mean_length([task.entry for task in some])
-        rest.append(Forwards("target", len(some), length))
-        if k:
-            rest.append(Forwards("draft", len(some), length))
-        rest += pair_forwards([k], len(some), config.new_tokens)
-    if config.latency_from is None:
-        ks = pair_ks(config.speculative_ks, shorter=bool(config.thresholds))
-        most = LEAST_VISITS if looks < LOOKS else None
-        rest += _timed(turns, config, config.draft, ks, price, most)
-    return Work(texts, rest)
-
-
-def audition_work(
-    config: AuditionConfig,
+def work_of(
+    config: SweepConfig | AuditionConfig,
     drafts: Sequence[ModelConf],
     prompts: Sequence[Prompt],
     price: Price = lambda _: 0.0,
     looks: int = LOOKS,
 ) -> Work:
-    """The forwards of an audition; `price` as in `sweep_work`.
+    """The forwards of a run's tasks, each of the whole budget.
 
     Args:
-        looks: after which the drafts that follow the first one are dropped.
+        price: seconds of forwards where the run takes place, by which slow rounds are timed less.
+        looks: that are made of a sweep; of an audition those after which all drafts but the first
+            are dropped.
     """
     turns, rest = planned_turns(prompts, config), list[Forwards]()
-    tasks = text_tasks(turns, config)
-    among = len(drafts) if looks == LOOKS else 1
+    scored, missing = text_tasks(turns, config), missing_answers(prompts)
+    if isinstance(config, SweepConfig):
+        tasks, batch, timed = sweep_tasks(turns, config, looks), BATCH, True
+        count, measured = len(tasks.texts) + missing, tasks.measured
+    else:
+        batch, timed = config.batch, config.latency.target_ms is None
+        count, measured = 0 if config.traces_from else len(scored) + missing, ()
+    first_look, among = looks < LOOKS, len(drafts)
     for conf in drafts:
-        part = LOOKS if conf is drafts[0] else looks
-        rest += scores(tasks[: prompts_at(len(tasks), part)], conf, config)
-        if config.latency_from is None and config.latency.target_ms is None:
-            most = None if part == LOOKS else prompts_at(LEAST_VISITS, part)
-            rest += _timed(turns, config, conf, timed_ks(config.k), price, most, among)
-    count = 0 if config.traces_from else len(tasks) + missing_answers(prompts)
-    return Work(generated(count, _mean_length(turns), config.new_tokens, config.batch), rest)
+        most = LEAST_VISITS if first_look else None
+        part = len(scored)
+        if isinstance(config, AuditionConfig) and first_look:
+            among, dropped = 1, conf is not drafts[0]
+            part = prompts_at(part, looks) if dropped else part
+            most = prompts_at(LEAST_VISITS, looks) if dropped else None
+        rest += scores(scored[:part], conf, config)
+        if timed and config.latency_from is None:
+            rest += _timed(turns, config, conf, price, most, among)
+    for k, some in sorted(grouped(measured, lambda task: task.k).items()):
+        length = _mean_length([task.entry for task in some])
+        rest.append(Forwards("target", len(some), length))
+        if k:
+            rest.append(Forwards("draft", len(some), length))
+        rest += pair_forwards([k], len(some), config.new_tokens)
+    prefills = Forwards("target", count, _mean_length(turns))
+    texts = [prefills, *text_forwards(count, config.new_tokens, batch)] if count else []
+    return Work(texts, rest)
 
 
 def _mean_length(turns: Sequence[EncodedPrompt]) -> int:
     return sum(len(turn.tokens) for turn in turns) // len(turns)
-
-
-def generated(texts: int, length: int, new_tokens: int, batch: int) -> list[Forwards]:
-    """The target's texts in batches, with their prompts; empty where there are none."""
-    if not texts:
-        return []
-    return [Forwards("target", texts, length), *text_forwards(texts, new_tokens, batch)]
 
 
 def scores(
@@ -205,10 +179,9 @@ def _timed(
     turns: Sequence[EncodedPrompt],
     config: SweepConfig | AuditionConfig,
     draft: ModelConf,
-    ks: Sequence[int],
     price: Price,
-    most: int | None = None,
-    among: int = 1,
+    most: int | None,
+    among: int,
 ) -> list[Forwards]:
     """Single steps; and rounds, in visits that time plain decoding twice at most, each K once.
 
@@ -216,6 +189,9 @@ def _timed(
     of a draft `among` several some more, before these take turns.
     """
     name, among_many = name_of(config, draft), isinstance(config, AuditionConfig)
+    ks = timed_ks(config.k)
+    if not among_many:
+        ks = pair_ks(config.speculative_ks, shorter=bool(config.thresholds))
     visits = visits_for(len(turns) * config.repetitions, among_many=among_many)
     visits = min(visits, most or visits) + (min(visits, LEAST_VISITS) if among > 1 else 0)
     visits *= len(config.temperature)
@@ -243,32 +219,21 @@ def about(least_s: float, most_s: float) -> str:
 
 @dataclass(frozen=True)
 class RunTime:
-    """The time that a run takes at most, and the bytes of its weights and caches.
+    """The time that a run takes at most, and the bytes of its weights and caches."""
 
-    Attributes:
-        work: the forwards, by the tokens of a text and by the price of a forward.
-        price: of forwards on this machine.
-        new_tokens: the budget of a text.
-        again_s: seconds in which short texts are measured again, whatever the machine's pace.
-        budget_s: after which nothing more is measured; None: any number.
-        decided: the time of the same run where its first look decides; None without looks.
-    """
-
-    work: Callable[[int, Price], Work]
-    price: Price
-    new_tokens: int
+    work: Callable[[int, Price], Work]  # by the tokens of a text and by the price of a forward
+    price: Price  # on this machine
+    new_tokens: int  # the budget of a text
     needed_bytes: float
-    again_s: float = 0.0
-    budget_s: float | None = None
-    decided: "RunTime | None" = None
+    again_s: float = 0.0  # in which short texts are measured again, whatever the machine's pace
+    budget_s: float | None = None  # after which nothing more is measured; None: any number
+    decided: "RunTime | None" = None  # of the same run where its first look decides
 
     def seconds(self, new_tokens: int | None = None, pace: float = 1.0) -> tuple[float, float]:
-        """Seconds of the texts, and of all else.
+        """Seconds of the texts, of so many tokens each, and of all else.
 
-        Args:
-            new_tokens: of each text; None: the budget.
-            pace: how many times as long as expected a forward takes. What is timed for a while, as
-                rounds are, takes no longer for it.
+        A forward takes `pace` times as long as expected. What is timed for a while, as rounds are,
+        takes no longer for it.
         """
 
         def slower(work: Sequence[Forwards]) -> float:
@@ -279,29 +244,15 @@ class RunTime:
 
     def __str__(self) -> str:
         free, needed = psutil.virtual_memory().available, fmt.memory(self.needed_bytes)
-        texts_s, rest_s = self.seconds()
-        took = self.sentence(rest_s, self.budget_s or math.inf, texts_s)
+        took = self.left(self.budget_s or math.inf, self.new_tokens, 1.0, texts=True)
         if self.needed_bytes > free:
             return f"{took}; needs {needed} of memory, and only {fmt.memory(free)} are free"
         return f"{took}, in {needed} of {fmt.memory(free)}"
 
-    def sentence(
-        self,
-        most_s: float,
-        budget_s: float,
-        texts_s: float = 0.0,
-        *,
-        new_tokens: int | None = None,
-        pace: float = 1.0,
-    ) -> str:
-        """How long it takes, as "about 40 s if the first look decides, at most about 3 min".
-
-        Args:
-            most_s: seconds at most, but for the texts.
-            budget_s: that are left of the budget.
-            texts_s: of the texts; 0 where they are generated.
-            new_tokens, pace: as of `seconds`.
-        """
+    def left(self, budget_s: float, new_tokens: int, pace: float, *, texts: bool = False) -> str:
+        """The time in words; without that of the texts, unless `texts`."""
+        texts_s, most_s = self.seconds(new_tokens, pace)
+        texts_s = texts_s if texts else 0.0
         most_s = min(most_s + texts_s, budget_s)
         if self.decided is None:
             return f"at most about {fmt.duration(most_s)}"
@@ -321,9 +272,8 @@ def run_time(
     )
     found = model_sizes(config, drafts)
     sizes = {name: size for name, size in found.items() if size is not None}
-    if len(sizes) < len(found) or elsewhere or config.gpu is not None:
-        return None
-    if torch.cuda.is_available():
+    on_a_card = config.gpu is not None or torch.cuda.is_available()
+    if len(sizes) < len(found) or elsewhere or on_a_card:
         return None
     # Kernels of a small model take no time but that of calling them
     small = sizes["target"].weight_bytes < SMALL_BYTES
@@ -334,14 +284,14 @@ def run_time(
     def price(work: Sequence[Forwards]) -> float:
         return forwards_s(work, sizes, machine, context)[1]
 
-    def work_of(new_tokens: int, price: Price, looks: int = LOOKS) -> Work:
-        asked = replace(config, new_tokens=new_tokens)
-        if isinstance(asked, AuditionConfig):
-            return audition_work(asked, drafts, prompts, price, looks)
-        return sweep_work(asked, prompts, price, looks)
+    def work(new_tokens: int, price: Price, looks: int = LOOKS) -> Work:
+        return work_of(replace(config, new_tokens=new_tokens), drafts, prompts, price, looks)
 
-    needed = _needed_bytes(sizes, max(lengths) + config.new_tokens)
-    most = RunTime(work_of, price, config.new_tokens, needed, budget_s=config.budget_s)
+    # Weights, and the caches of a batch of the longest text; one draft is loaded at a time
+    texts = BATCH * (max(lengths) + config.new_tokens)
+    bytes_of = {n: s.weight_bytes + texts * s.memory.kv_per_token for n, s in sizes.items()}
+    needed = bytes_of.pop("target") + max(bytes_of.values(), default=0.0)
+    most = RunTime(work, price, config.new_tokens, needed, budget_s=config.budget_s)
     looks = len(drafts) > 1 if isinstance(config, AuditionConfig) else config.mode != "replay"
     if config.until == "all" or not looks:
         return most
@@ -349,16 +299,7 @@ def run_time(
     if isinstance(config, SweepConfig):  # cells that are not precise are measured again
         cells = len({prompt.prompt_set for prompt in prompts}) * len(config.temperature)
         again_s = CELL_S * cells * len(config.speculative_ks)
-    return replace(most, again_s=again_s, decided=replace(most, work=partial(work_of, looks=1)))
-
-
-def _needed_bytes(sizes: Mapping[str, ModelSize], positions: int) -> float:
-    """Weights, and the caches of a batch of the longest text; one draft is loaded at a time."""
-    each = {
-        name: size.weight_bytes + BATCH * positions * size.memory.kv_per_token
-        for name, size in sizes.items()
-    }
-    return each.pop("target") + max(each.values(), default=0.0)
+    return replace(most, again_s=again_s, decided=replace(most, work=partial(work, looks=1)))
 
 
 def said_beforehand(
@@ -380,16 +321,11 @@ def say_left(
     budget_s: float,
     token_s: float | None = None,
 ) -> None:
-    """Say how long the rest takes at most, by the texts that are generated.
+    """Say how long the rest takes at most, by the texts, of `lengths`, that took `texts_s`.
 
     A batch of texts tells less of the machine's pace than a plain token: it is further from what a
-    forward is expected to take, and as long as its longest text.
-
-    Args:
-        texts_s: what they took; of less than `WORTH_SAYING_S` nothing is said.
-        lengths: their tokens.
-        budget_s: what is left of the budget.
-        token_s: seconds of a plain token, where it was timed; None: by the texts.
+    forward is expected to take, and as long as its longest text. So `token_s` tells it, where a
+    plain token was timed. Of less than `WORTH_SAYING_S` nothing is said.
     """
     if expected is None or texts_s < WORTH_SAYING_S or not lengths:
         return
@@ -399,17 +335,12 @@ def say_left(
     else:
         pace = token_s / expected.price([Forwards("target", 1)])
     typical = math.ceil(sum(lengths) / len(lengths))
-    _, left_s = expected.seconds(typical, pace)
-    left = expected.sentence(left_s, budget_s, new_tokens=typical, pace=pace)
+    left = expected.left(budget_s, typical, pace)
     say(f"the texts took {fmt.duration(texts_s)}; left: {left}")
 
 
 class Stopwatch:
-    """Seconds of a run, those of earlier processes of it included.
-
-    They count from `begun`, by the monotonic clock: loading and checking the models takes its part
-    of the budget, too.
-    """
+    """Seconds of a run from `begun`, those of earlier processes of it included."""
 
     def __init__(
         self, folder: RunFolder, budget_s: float | None, begun: float | None = None
@@ -421,7 +352,6 @@ class Stopwatch:
 
     @property
     def spent_s(self) -> float:
-        """Seconds until now."""
         return self._before_s + monotonic() - self._begun
 
     @property

@@ -14,14 +14,12 @@ A draft that fails is named and the others are ranked. Every answer is stored as
 run that was stopped continues with what it lacks.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from time import monotonic
-from typing import Any, Literal
+from typing import Literal
 
 from harness import formatting as fmt
 from harness.analysis.cells import latest
@@ -33,11 +31,12 @@ from harness.analysis.served_audition import (
 )
 from harness.analysis.verdict import Candidate
 from harness.commands.checks import Vocabularies
-from harness.commands.pair import described
+from harness.commands.pair import Scoring, described
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import answer_so_far, begin, measuring, resumable
 from harness.commands.run_time import Stopwatch
-from harness.commands.served_audition_plan import (
+from harness.commands.server_judging import asked_scores, judge_greedy_texts
+from harness.commands.server_plan import (
     LOOKUP_KS,
     LOOKUP_PROMPTS,
     VISITS,
@@ -45,8 +44,7 @@ from harness.commands.served_audition_plan import (
     audition_time,
     timed_lengths,
 )
-from harness.commands.server_judging import judge_greedy_texts
-from harness.commands.server_requests import Task, Workload, open_workload
+from harness.commands.server_requests import Task, Workload, entry_of, open_workload, waiting_of
 from harness.commands.server_start import (
     check_vocabulary,
     note_engine,
@@ -62,20 +60,14 @@ from harness.commands.tasks import (
     Role,
     ServerTask,
     in_random_order,
+    prompts_at,
 )
 from harness.config import AuditionConfig, ModelConf, ServerConfig, check_ks
-from harness.engine_facts.draft_kinds import looks_up
-from harness.engines.protocol import (
-    RefusedError,
-    RequestFailedError,
-    Server,
-    ServerDiedError,
-)
+from harness.engines.protocol import RefusedError, RequestFailedError, Server
 from harness.measurement.clock import undisturbed
-from harness.measurement.draft_scores import asked_confidences, asked_traces, lookup_traces
+from harness.measurement.draft_scores import lookup_traces
 from harness.measurement.server_request import ask, decoded
 from harness.measurement.target_texts import GeneratedText
-from harness.models.gguf_file import read_model
 from harness.records import (
     GREEDY,
     Failure,
@@ -89,9 +81,8 @@ from harness.records import (
 )
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
-from harness.storage.manifest import ChosenK, Ended, IneligibleDraft, ServedKs
+from harness.storage.manifest import AUDITION, ChosenK, Ended, IneligibleDraft, ServedKs
 
-AUDITION = "audition"
 # Visits that time the rounds of a draft at most, and seconds after which none begins but the first
 MOST_VISITS, ROUNDS_S = 12, 30.0
 # Tokens of a draft by itself that are timed together, and how often
@@ -99,7 +90,6 @@ DRAFT_STEPS, STEP_SAMPLES = 16, 3
 # Texts whose scores are stored together
 STORED_TOGETHER = 8
 UNFIT = "its tokenizer or its context does not fit the target, as the run's first lines say"
-Broken = (ServerDiedError, RequestFailedError, RefusedError, UserError)
 
 
 def pair_config(config: AuditionConfig, draft: ModelConf) -> ServerConfig:
@@ -122,18 +112,13 @@ def pair_config(config: AuditionConfig, draft: ModelConf) -> ServerConfig:
 
 @dataclass(frozen=True)
 class _Run:
-    """An audition while it is measured.
-
-    Attributes:
-        works: by draft, the workload of the pair.
-        time: that it is expected to take.
-    """
+    """An audition while it is measured."""
 
     folder: RunFolder
     config: AuditionConfig
-    works: Mapping[str, Workload]
+    works: Mapping[str, Workload]  # by draft
     watch: Stopwatch
-    time: AuditionTime | None
+    time: AuditionTime | None  # that it is expected to take
 
     @property
     def first(self) -> Workload:
@@ -157,14 +142,12 @@ def measure_on_servers(
     works = {conf.name: open_workload(pair_config(config, conf), prompts, read) for conf in drafts}
     first = next(iter(works.values()))
     models = {
-        conf.name: {**_described(conf), "id": conf.id, "kind": conf.kind}
+        conf.name: {**entry_of(conf), "id": conf.id, "kind": conf.kind}
         for conf in drafts
         if conf.is_file
     }
-    target = _described(config.model)
-    folder = begin(
-        config, AUDITION, folder, described(first.device, {"target": target, **models}, prompts)
-    )
+    models = {"target": entry_of(config.model), **models}
+    folder = begin(config, AUDITION, folder, described(first.device, models, prompts))
     notes = tuple(IneligibleDraft(name, UNFIT) for name in unfit)
     folder.note(audition=replace(folder.manifest.audition, not_eligible=notes))
     pairs = {name: work.config for name, work in works.items()}
@@ -183,10 +166,6 @@ def measure_on_servers(
     return folder
 
 
-def _described(conf: ModelConf) -> dict[str, Any]:
-    return read_model(Path(conf.id), conf.where).describe(conf.name)
-
-
 def _measure(run: _Run) -> None:
     folder, first = run.folder, run.first
     with resumable(folder):
@@ -199,12 +178,12 @@ def _measure(run: _Run) -> None:
                 _note_failure(run, name, f"budget_s={run.config.budget_s:g} was spent before it")
                 continue
             try:
-                if work.config.draft.spec.replayed:
-                    _score(run, name, work, plain)
-                    _time_rounds(run, name, work, plain)
-                else:
+                if not work.config.draft.spec.replayed:
                     _measure_alone(run, work, plain)
-            except Broken as error:
+                else:
+                    _score(run, work, plain)
+                    _time_rounds(run, work, plain)
+            except UserError as error:
                 _check_alive(first, plain)
                 _note_failure(run, name, in_one_line(error))
                 continue
@@ -248,11 +227,10 @@ def _check_alive(work: Workload, plain: Server) -> None:
 def _decode_plainly(run: _Run, plain: Server) -> None:
     """Every prompt once, in an order of which every beginning has its share of each set."""
     folder, work = run.folder, run.first
-    known = {trial.cell for trial in where(latest(list(folder.trials.read())), status="ok")}
     order = in_random_order(work.prompts, work.config.seed)
     entries = [entry for conversation in order for entry in conversation.turns]
     tasks = work.tasks(ServerTask(PLAIN, 0, entry, GREEDY, "trials") for entry in entries)
-    waiting = [task for task in tasks if task.request.cell not in known]
+    waiting = waiting_of(folder, tasks)
     sizes = [len(task.request.tokens) + task.request.budget for task in waiting]
     begun = monotonic()
     with progress("decoding the prompts plainly", len(waiting), sizes=sizes) as tick:
@@ -284,9 +262,10 @@ def _texts(run: _Run, work: Workload) -> list[GeneratedText]:
 # ---- one draft -----------------------------------------------------------------------------------
 
 
-def _score(run: _Run, name: str, work: Workload, plain: Server) -> None:
+def _score(run: _Run, work: Workload, plain: Server) -> None:
     """Score the texts that are not scored by the draft yet, and time steps of the draft."""
     folder, draft = run.folder, work.config.draft
+    name = draft.name
     known = {trace.key for trace in folder.traces() if trace.draft == name}
     texts = [text for text in _texts(run, work) if text.request.key not in known]
     most = max(run.config.speculative_ks)
@@ -297,62 +276,50 @@ def _score(run: _Run, name: str, work: Workload, plain: Server) -> None:
         return
     if not texts and any(timing.model == name for timing in folder.timings()):
         return
-    thresholds = run.config.thresholds
     # The threshold has its file asked for by `start_draft`
-    asked = replace(work, config=replace(work.config, p_min=[min(thresholds, default=0.0)]))
+    least = min(run.config.thresholds, default=0.0)
+    asked = replace(work, config=replace(work.config, p_min=[least]))
     engine = work.adapter.start_draft(to_serve(folder, asked, slots=1))
     assert engine is not None  # a file
     with engine.open(0) as server:
-        _time_steps(run, name, work, {"draft": server, "target": plain})
+        _time_steps(run, work, {"draft": server, "target": plain})
         with progress(f"scoring the texts by {name}", len(texts)) as tick:
             for start in range(0, len(texts), STORED_TOGETHER):
                 part = texts[start : start + STORED_TOGETHER]
-                if thresholds:
-                    scores = asked_confidences(
-                        part,
-                        server,
-                        draft_name=name,
-                        num_draft_tokens=most,
-                        least=min(thresholds),
-                        among=work.adapter.spec.draft_top_k or 0,
-                        tick=tick,
-                    )
-                    folder.add_confidences([confidence for _, confidence in scores])
-                    folder.add_traces([trace for trace, _ in scores])
-                else:
-                    folder.add_traces(asked_traces(part, server, draft_name=name, tick=tick))
+                how = Scoring(most, tick=tick)
+                folder.add_traces(asked_scores(folder, asked, server, part, how))
 
 
 def _time_steps(
-    run: _Run, name: str, work: Workload, servers: Mapping[Literal["draft", "target"], Server]
+    run: _Run, work: Workload, servers: Mapping[Literal["draft", "target"], Server]
 ) -> None:
     """Time tokens of the draft by itself, as one that a threshold drops, next to the target's."""
     entry = _of_long_text(run, work, 1 + DRAFT_STEPS)
     asked = work.request(entry, GREEDY, 0, 0).asked
     asked = asked._replace(budget=1 + DRAFT_STEPS, cached=True)
     samples: dict[Literal["draft", "target"], list[float]] = {role: [] for role in servers}
-    for _ in range(STEP_SAMPLES):
-        for role, server in servers.items():
-            done = server.generate(asked)
-            if done.decode_s is not None and done.returned > 1:
-                samples[role].append(done.decode_s / (done.returned - 1))
+    for role, server in STEP_SAMPLES * [*servers.items()]:
+        done = server.generate(asked)
+        if done.decode_s is not None and done.returned > 1:
+            samples[role].append(done.decode_s / (done.returned - 1))
     if not all(samples.values()):
         return
+    name, length = work.config.draft.name, len(entry.tokens)
     models = {"draft": name, "target": work.config.model.name}
     made = [
-        StepTiming(role, models[role], "step", 1, len(entry.tokens), 1, tuple(some), beside=name)
+        StepTiming(role, models[role], "step", 1, length, 1, tuple(some), beside=name)
         for role, some in samples.items()
     ]
     others = [each for each in run.folder.timings() if each.beside != name]
     run.folder.write_timings([*others, *made])
 
 
-def _time_rounds(run: _Run, name: str, work: Workload, plain: Server) -> None:
+def _time_rounds(run: _Run, work: Workload, plain: Server) -> None:
     """Time rounds of every K of a draft next to plain tokens."""
-    if looks_up(work.config.draft.kind):
-        _time_requests(run, name, work, plain)
+    if work.config.draft.spec.looks_up:
+        _time_requests(run, work, plain)
         return
-    folder, k = run.folder, max(run.config.speculative_ks)
+    folder, k, name = run.folder, max(run.config.speculative_ks), work.config.draft.name
     first = stored_facts(folder).first_position
     lengths = timed_lengths(run.config.speculative_ks)
     longest = max((len(text.tokens) for text in _texts(run, work)), default=0)
@@ -415,12 +382,12 @@ def _of_long_text(run: _Run, work: Workload, enough: int) -> EncodedPrompt:
     return min(work.prompts, key=place)
 
 
-def _time_requests(run: _Run, name: str, work: Workload, plain: Server) -> None:
+def _time_requests(run: _Run, work: Workload, plain: Server) -> None:
     """Requests of a look-up for the prompts in whose texts it finds most, at a few K.
 
     Next to each are plain ones. The requests of a look-up are a visit of its own.
     """
-    folder = run.folder
+    folder, name = run.folder, work.config.draft.name
     stored = where(latest(list(folder.probes.read())), status="ok", draft=name)
     known, visit = {trial.k for trial in stored}, [*run.works].index(name)
     ks = sorted(work.config.speculative_ks)
@@ -464,18 +431,14 @@ def _measure_best(run: _Run, plain: Server) -> None:
         ks = _with_finalist(run, ServedKs(()), best)
     while True:
         if ks.ended in (None, "budget") and not _measure_finalist(run, plain, ks):
-            best = best_by_replay(load(folder.path))  # its draft is left out
-            if len(ks.chosen) > 1 or run.watch.left_s < 0.0:
+            if len(ks.chosen) > 1:
                 return  # the first one is measured
-            if best is None or best.draft not in run.works:
-                return
-            ks = _with_finalist(run, replace(ks, chosen=ks.chosen[:-1]), best)
-            continue
-        ks = folder.manifest.served_ks
-        assert ks is not None
+            find, ks = best_by_replay, replace(ks, chosen=())  # its draft is left out
+        else:
+            find, ks = next_finalist, folder.manifest.served_ks or ks
         if len(ks.chosen) == FINALISTS or run.watch.left_s < 0.0:
             return
-        following = next_finalist(load(folder.path))
+        following = find(load(folder.path))
         if following is None or following.draft not in run.works:
             return
         ks = _with_finalist(run, ks, following)
@@ -507,7 +470,7 @@ def _measure_finalist(run: _Run, plain: Server, ks: ServedKs) -> bool:
         try:
             servers = {PLAIN: plain, Role(chosen.k): _open(run, stack, work, Role(chosen.k))}
             _look(run, work, order, servers, ks)
-        except Broken as error:
+        except UserError as error:
             _check_alive(work, plain)
             _note_failure(run, str(chosen.draft), in_one_line(error))
             return False
@@ -524,7 +487,7 @@ def _look(
     """Measure the prompts look by look, until they decide or the time is spent."""
     folder, begun, before, visit = run.folder, monotonic(), ks.made, len(ks.chosen)
     for look in range(before + 1, LOOKS + 1):
-        first, last = (math.ceil(len(order) * n / LOOKS) for n in (look - 1, look))
+        first, last = (prompts_at(len(order), number) for number in (look - 1, look))
         entries = [entry for each in order[first:last] for entry in each.turns]
         _measure_part(run, work, entries, servers, visit)
         judge_greedy_texts(folder, work, servers)

@@ -8,7 +8,7 @@ texts in `server_judging`. Where only a tokenizer is here (score=false) there is
 from harness.commands.checks import Problems, Vocabularies, check_run, without_too_long
 from harness.commands.dry_run import print_server
 from harness.commands.eligible_drafts import mtp_layers
-from harness.commands.opening import check_memory
+from harness.commands.pair import check_memory
 from harness.commands.run_lifecycle import (
     Outcome,
     answer_so_far,
@@ -20,11 +20,7 @@ from harness.commands.run_lifecycle import (
 )
 from harness.commands.server_judging import judge, score
 from harness.commands.server_requests import check_turns, open_workload
-from harness.commands.server_start import (
-    is_synthetic,
-    states_of_servers,
-    try_addresses,
-)
+from harness.commands.server_start import states_of_servers, try_addresses
 from harness.commands.server_visits import measure
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of
@@ -92,7 +88,7 @@ def run(config: ServerConfig) -> Outcome:
     check_run(config, prompts, [config.draft], problems, read)
     if config.dry_run:
         states = states_of_servers(config, adapter)
-        print_server(config, prompts, states, synthetic=is_synthetic(config, adapter))
+        print_server(config, prompts, states)
         return Outcome(None)
     folder = resumed(config, SERVER)
     if config.url is not None:  # before weights are loaded and a folder is made

@@ -14,8 +14,10 @@ log-probabilities the checkpoint judges, where it is loaded.
 import gc
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -23,10 +25,9 @@ import torch
 
 from harness.analysis.cells import latest
 from harness.analysis.lossless import greedy_pairs
-from harness.commands.completions import check_texts
-from harness.commands.opening import open_draft
-from harness.commands.pair import Pair, Scoring
+from harness.commands.pair import Pair, Scoring, open_draft
 from harness.commands.progress import progress
+from harness.commands.requests import check_texts
 from harness.commands.run_lifecycle import note_models, unless_broken
 from harness.commands.server_requests import Workload
 from harness.commands.server_start import check_target, started, stored_facts, to_serve
@@ -65,6 +66,7 @@ from harness.storage.manifest import ModelEntry
 from harness.summary import TextCheck, TextLikelihood
 
 _log = logging.getLogger(__name__)
+Scorer = Callable[[Sequence[GeneratedText], Scoring], list[TextTrace]]
 # Texts that differ at one K, of which as many are judged: enough to tell a wrong cache from noise;
 # and equal texts that are asked for where these do not tell the noise
 MOST_JUDGED, MOST_EQUAL = 12, 4
@@ -162,83 +164,68 @@ def _score(folder: RunFolder, work: Workload) -> None:
 def _traces_of(
     folder: RunFolder, work: Workload, of_k: dict[int, list[GeneratedText]], how: Scoring
 ) -> dict[int, list[TextTrace]]:
-    """Traces of texts, by K, by as few weights as they need."""
-    draft, first = work.config.draft, next(iter(of_k))
-    greedy = all(t.request.sampling.temperature == GREEDY for ts in of_k.values() for t in ts)
-    count = sum(map(len, of_k.values()))
+    """Traces of texts, by K."""
+    texts = [text for some in of_k.values() for text in some]
+    greedy = all(text.request.sampling.temperature == GREEDY for text in texts)
+    with ExitStack() as stack:
+        score_by = _scorer(folder, work, stack, greedy=greedy)
+        with progress("scoring the returned texts", len(texts)) as tick:
+            how = replace(how, tick=tick)
+            return {k: score_by(some, how) for k, some in sorted(of_k.items())}
+
+
+def _scorer(folder: RunFolder, work: Workload, stack: ExitStack, *, greedy: bool) -> Scorer:
+    """The way to score texts, which are `greedy` or not, that needs the fewest weights."""
+    draft = work.config.draft
     if work.pair is None and draft.spec.looks_up:
-        return {
-            k: lookup_traces(
-                texts, draft.kind, num_draft_tokens=how.largest_k, draft_name=draft.name
-            )
-            for k, texts in of_k.items()
-        }
+        return lambda texts, how: lookup_traces(
+            texts, draft.kind, num_draft_tokens=how.largest_k, draft_name=draft.name
+        )
     alone = draft.spec.weights == "own" and not draft.spec.reads_states
     # Whose model a server has that runs elsewhere, only the target tells
-    files = work.config.model.is_file
-    by_draft = work.pair is None and (greedy or files) and alone and work.config.url is None
-    start = work.adapter.start_draft
-    engine = start(to_serve(folder, work, slots=1)) if by_draft else None
+    by_draft = alone and (greedy or work.config.model.is_file) and work.config.url is None
+    if work.pair is not None or not by_draft:
+        pair = stack.enter_context(work.weights())
+        note_models(folder, pair.describe().models)
+        check_target(folder, work, pair)
+        return pair.score
+    engine = work.adapter.start_draft(to_serve(folder, work, slots=1))
     if engine is not None:
-        with engine.open(0) as server:
-            traces = _asked(folder, work, of_k, server, how.largest_k)
-    elif by_draft:
-        if folder.manifest.server_threads is not None:
-            torch.set_num_threads(folder.manifest.server_threads)
-        loaded, model = open_draft(draft, work.vocabulary, work.config)
-        note_models(folder, {"draft": ModelEntry.of({**loaded.describe(), **model.describe()})})
-        with progress("scoring the returned texts", count) as tick:
-            made = score_texts(
-                of_k[first],
-                None,
-                model,
-                draft_name=draft.name,
-                draft_shown=loaded.shown,
-                draft_sampling=how.draft_sampling,
-                batch=how.batch,
-                tick=tick,
-            )
-        traces = {first: made}
-    else:
-        with work.weights() as pair:
-            note_models(folder, pair.describe().models)
-            check_target(folder, work, pair)
-            with progress("scoring the returned texts", count) as tick:
-                how = replace(how, tick=tick)
-                traces = {k: pair.score(texts, how) for k, texts in sorted(of_k.items())}
-    return traces
+        return partial(asked_scores, folder, work, stack.enter_context(engine.open(0)))
+    if folder.manifest.server_threads is not None:
+        torch.set_num_threads(folder.manifest.server_threads)
+    loaded, model = open_draft(draft, work.vocabulary, work.config)
+    note_models(folder, {"draft": ModelEntry.of({**loaded.describe(), **model.describe()})})
+    return lambda texts, how: score_texts(
+        texts,
+        None,
+        model,
+        draft_name=draft.name,
+        draft_shown=loaded.shown,
+        draft_sampling=how.draft_sampling,
+        batch=how.batch,
+        tick=how.tick,
+    )
 
 
-def _asked(
-    folder: RunFolder,
-    work: Workload,
-    of_k: Mapping[int, Sequence[GeneratedText]],
-    draft: Server,
-    most: int,
-) -> dict[int, list[TextTrace]]:
+def asked_scores(
+    folder: RunFolder, work: Workload, draft: Server, texts: Sequence[GeneratedText], how: Scoring
+) -> list[TextTrace]:
     """Traces by the draft's own server; where there is a threshold, confidences are stored, too."""
     name, threshold = work.config.draft.name, work.config.threshold
-    with progress("scoring the returned texts", sum(map(len, of_k.values()))) as tick:
-        if not threshold:
-            return {
-                k: asked_traces(texts, draft, draft_name=name, tick=tick)
-                for k, texts in of_k.items()
-            }
-        among = work.adapter.spec.draft_top_k or 0
-        made: dict[int, list[TextTrace]] = {}
-        for k, texts in of_k.items():
-            known = asked_confidences(
-                texts,
-                draft,
-                draft_name=name,
-                num_draft_tokens=most,
-                least=threshold,
-                among=among,
-                tick=tick,
-            )
-            made[k] = [trace for trace, _ in known]
-            folder.add_confidences([each for _, each in known])
-        return made
+    if not threshold:
+        return asked_traces(texts, draft, draft_name=name, tick=how.tick)
+    known = asked_confidences(
+        texts,
+        draft,
+        draft_name=name,
+        num_draft_tokens=how.largest_k,
+        least=threshold,
+        among=work.adapter.spec.draft_top_k or 0,
+        tick=how.tick,
+    )
+    folder.add_confidences([each for _, each in known])
+    return [trace for trace, _ in known]
 
 
 # ---- greedy texts that differ, by the engine's noise ---------------------------------------------

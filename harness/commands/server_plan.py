@@ -1,4 +1,4 @@
-"""The time of a server run on this machine, and what it leaves out to end within its budget.
+"""The time of a run on servers of this machine, and what it leaves out to end within its budget.
 
 A request of median length tells what a token of a prompt and an emitted one take on the plain
 server. Before a K is timed its requests are taken to last `SLOWER` times as long as plain ones. A
@@ -6,10 +6,14 @@ run that would take longer than `budget_s` asks for less, in this order, until i
 visits; texts of half the tokens, down to `SHORT_TEXT`; the first temperature alone; fewer prompts,
 with a share of each set, down to `FEW_PROMPTS`; fewer K. A run that does not fit even so is made
 until the time is spent, and refused where scoring its texts would take all of it.
+
+An audition on servers is timed as `machine_pace` expects of the target and of each draft. The plain
+server's texts then say how much slower or faster the machine is than that, for all that is left.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -17,9 +21,11 @@ from time import monotonic
 from typing import NamedTuple
 
 import psutil
+import torch
 
 from harness import formatting as fmt
 from harness.analysis.looks import searched_next
+from harness.analysis.served_audition import FINALISTS
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import Stopwatch, about, this_machine
@@ -35,9 +41,11 @@ from harness.commands.tasks import (
     load_slots,
     server_tasks,
 )
-from harness.config import ServerConfig
+from harness.config import AuditionConfig, ModelConf, ServerConfig
 from harness.engine_facts.spec import shorter_budget
 from harness.measurement.load import requests_of_load
+from harness.models.gguf_file import bytes_of, read_model
+from harness.models.load import memory_need
 from harness.records import UserError
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder
@@ -57,57 +65,46 @@ READ_FROM_DISK = 5e8
 CHOOSING_SHARE, SAFE_SHARE = 1 / 6, 0.8
 # A draft's weights / the target's, before either is read
 DRAFT_SHARE = 0.35
+# Visits that time the rounds of a draft, at least, and rounds of its largest K in the longest
+# request
+VISITS, LARGEST = 2, 4
+# Prompts whose requests time the rounds of a look-up, and K of it that are timed
+LOOKUP_PROMPTS, LOOKUP_KS = 4, 2
+# Tokens that a draft is asked for off the text / tokens of the text, where thresholds are replayed
+OFF_TEXT = 0.5
+# A server's memory / the bytes of its files
+OVERHEAD = 1.2
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a plain server: to start, for a token of a prompt, for an emitted token.
-
-    `asking_s` is what a request takes besides its tokens.
-    """
+    """Seconds of a plain server."""
 
     start_s: float
     prompt_token_s: float
-    token_s: float
-    asking_s: float = 0.0
+    token_s: float  # an emitted one
+    asking_s: float = 0.0  # of a request, besides its tokens
 
     def request_s(self, prompt_tokens: float, new_tokens: float) -> float:
-        """Seconds of a request that is decoded plainly."""
         return self.asking_s + prompt_tokens * self.prompt_token_s + new_tokens * self.token_s
-
-    def task_s(self, task: ServerTask, new_tokens: int) -> float:
-        """Seconds of a task, before any request of its K is timed."""
-        plain_s = self.request_s(len(task.entry.tokens), new_tokens)
-        return plain_s * (SLOWER if task.role.k else 1.0)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Seconds of a plan, part by part.
+    """Seconds of a plan, part by part."""
 
-    Attributes:
-        choosing: the servers' start, and the requests that price the rounds of a few K.
-        plain: every text decoded once plainly, by which replay compares K; left out of a run that
-            asks for less than everything.
-        measuring: the visits.
-        judging: the forwards over what was returned, by the weights that score it.
-        loads: requests side by side and at random.
-    """
-
-    choosing: float
-    plain: float
-    measuring: float
-    judging: float
-    loads: float = 0.0
+    choosing: float  # the servers' start, and the requests that price the rounds of a few K
+    plain: float  # every text once, by which replay compares K
+    measuring: float  # the visits
+    judging: float  # the forwards over what was returned, by the weights that score it
+    loads: float = 0.0  # requests side by side and at random
 
     @property
     def total_s(self) -> float:
-        """Seconds of all parts."""
         return self.choosing + self.plain + self.measuring + self.judging + self.loads
 
     @property
     def first_look_s(self) -> float:
-        """Seconds where the first of the looks decides."""
         return self.total_s - self.measuring * (LOOKS - 1) / LOOKS
 
 
@@ -118,11 +115,6 @@ def machine_pace(config: ServerConfig) -> Pace | None:
     weights' bytes and number over what the machine reads and multiplies a second, timed for about a
     second. None where the servers run elsewhere or on a card, or sizes are not known.
     """
-    import torch
-
-    from harness.models.gguf_file import bytes_of, read_model
-    from harness.models.load import memory_need
-
     if config.url is not None or torch.cuda.is_available():
         return None
     model = config.model
@@ -130,15 +122,12 @@ def machine_pace(config: ServerConfig) -> Pace | None:
         header = read_model(Path(model.id), model.where)
         read_bytes, parameters = header.weights_bytes, header.parameters
     else:
-        try:
+        need = None
+        with suppress(UserError):  # of the hub, which a dry run asks for nothing
             need = memory_need(model, torch.device("cpu"))
-        except UserError:  # of the hub, which a dry run asks for nothing
-            return None
         if need is None:
             return None
-        read_bytes = need.weight_bytes
-        if model.gguf is not None:
-            read_bytes = bytes_of(Path(model.gguf))
+        read_bytes = need.weight_bytes if model.gguf is None else bytes_of(Path(model.gguf))
         parameters = need.weight_bytes / need.dtype.itemsize
     machine, operations = this_machine(config.threads), 2 * parameters
     return Pace(
@@ -150,18 +139,17 @@ def machine_pace(config: ServerConfig) -> Pace | None:
 
 
 def expected(
-    asked: AskedLess,
-    config: ServerConfig,
-    prompts: Sequence[EncodedPrompt],
-    pace: Pace,
-    *,
-    synthetic: bool = False,
+    asked: AskedLess, config: ServerConfig, prompts: Sequence[EncodedPrompt], pace: Pace
 ) -> Expected:
     """The seconds of a run's requests, one at a time (`harness.commands.tasks.server_tasks`)."""
-    tasks = server_tasks(asked, config, prompts, synthetic=synthetic)
+    tasks = server_tasks(asked, config, prompts, synthetic=is_synthetic(config))
 
     def seconds(some: Sequence[ServerTask]) -> float:
-        return sum(pace.task_s(task, task.budget(asked.new_tokens)) for task in some)
+        return sum(
+            pace.request_s(len(task.entry.tokens), task.budget(asked.new_tokens))
+            * (SLOWER if task.role.k else 1.0)
+            for task in some
+        )
 
     return Expected(
         (1 + SLOWER * tasks.started) * pace.start_s + seconds(tasks.choosing),
@@ -183,21 +171,19 @@ class LoadRequests(NamedTuple):
 def load_requests(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> LoadRequests:
     """The requests that every server gets side by side, and at random."""
     # Next to each server whose K changes the plain one is asked again
-    by_set = prompts_by_set(prompts)
+    by_set, slots = prompts_by_set(prompts), load_slots(config)
     servers = 1 + len(config.speculative_ks) + 2 * len(config.varying)
-    each = len(config.temperature) * config.repetitions * servers
+    visits = len(config.temperature) * servers
+    each = config.repetitions * visits
     levels = config.concurrency if max(config.concurrency) > 1 else []
     side_by_side = 2 * each * sum(requests_of_load(by_set, level) for level in levels)
-    slots = load_slots(config)
     at_random = each * len(config.rate or ()) * requests_of_load(by_set, slots)
     # Every prompt alone, then as many side by side as there are slots
-    warming = len(config.temperature) * servers
-    warming *= sum(requests_of_load(by_set, level) for level in (1, slots))
+    warming = visits * sum(requests_of_load(by_set, level) for level in (1, slots))
     return LoadRequests(side_by_side, at_random, warming if side_by_side or at_random else 0)
 
 
 def prompts_by_set(prompts: Sequence[EncodedPrompt]) -> list[int]:
-    """The number of prompts of each set."""
     return [*Counter(entry.prompt.prompt_set for entry in prompts).values()]
 
 
@@ -233,28 +219,22 @@ def _judging_s(config: ServerConfig, tasks: ServerTasks, new_tokens: int, pace: 
 
 
 def fitted(
-    config: ServerConfig,
-    prompts: Sequence[EncodedPrompt],
-    pace: Pace,
-    budget_s: float,
-    *,
-    synthetic: bool = False,
+    config: ServerConfig, prompts: Sequence[EncodedPrompt], pace: Pace, budget_s: float
 ) -> tuple[AskedLess, Expected]:
     """The most that fits into so many seconds, in the order of the module's docstring; its time."""
-    needed: tuple[AskedLess, Expected] | None = None
-    for asked in _ever_less(config, prompts):
-        needed = asked, expected(asked, config, prompts, pace, synthetic=synthetic)
-        while needed[1].choosing > CHOOSING_SHARE * budget_s and needed[0].of_each_set > 1:
-            asked = replace(needed[0], of_each_set=needed[0].of_each_set - 1)
-            needed = asked, expected(asked, config, prompts, pace, synthetic=synthetic)
-        if needed[1].total_s <= SAFE_SHARE * budget_s:
+    whole = everything(config, prompts)
+    asked, needs = whole, Expected(0.0, 0.0, 0.0, 0.0)
+    for asked in _ever_less(whole):
+        needs = expected(asked, config, prompts, pace)
+        while needs.choosing > CHOOSING_SHARE * budget_s and asked.of_each_set > 1:
+            asked = replace(asked, of_each_set=asked.of_each_set - 1)
+            needs = expected(asked, config, prompts, pace)
+        if needs.total_s <= SAFE_SHARE * budget_s:
             break
-    assert needed is not None  # everything comes first
-    return needed
+    return asked, needs
 
 
-def _ever_less(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> Iterator[AskedLess]:
-    asked = everything(config, prompts)
+def _ever_less(asked: AskedLess) -> Iterator[AskedLess]:
     yield asked
     asked = replace(asked, everything=False)
     while asked.repetitions > 1:
@@ -276,18 +256,14 @@ def _ever_less(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> Iterat
 
 def left_out(asked: AskedLess, whole: AskedLess) -> str:
     """The parts of a run that are not asked for, in words; empty where everything is."""
-    parts = [
-        f"{name} {before} -> {after}"
-        for name, before, after in (
-            ("visits", whole.repetitions, asked.repetitions),
-            ("tokens a text", whole.new_tokens, asked.new_tokens),
-            ("temperatures", listed(whole.temperature), listed(asked.temperature)),
-            ("prompts", whole.prompts, asked.prompts),
-            ("K", listed(whole.k), listed(asked.k)),
-        )
-        if before != after
-    ]
-    return "; ".join(parts)
+    parts = (
+        ("visits", whole.repetitions, asked.repetitions),
+        ("tokens a text", whole.new_tokens, asked.new_tokens),
+        ("temperatures", listed(whole.temperature), listed(asked.temperature)),
+        ("prompts", whole.prompts, asked.prompts),
+        ("K", listed(whole.k), listed(asked.k)),
+    )
+    return "; ".join(f"{name} {old} -> {new}" for name, old, new in parts if old != new)
 
 
 def listed(values: Iterable[float]) -> str:
@@ -308,8 +284,8 @@ def planned(folder: RunFolder, work: Workload, watch: Stopwatch) -> Workload:
     with resumable(folder):
         check_card(folder, work, [Role(k) for k in work.ks])
         pace = _pace(folder, work)
-    whole, synthetic = everything(config, prompts), is_synthetic(config, work.adapter)
-    asked, needs = fitted(config, prompts, pace, watch.left_s, synthetic=synthetic)
+    whole = everything(config, prompts)
+    asked, needs = fitted(config, prompts, pace, watch.left_s)
     watch.budget_s = budget_s - needs.judging  # which follows the requests
     if watch.left_s <= 0.0:
         raise UserError(
@@ -321,7 +297,7 @@ def planned(folder: RunFolder, work: Workload, watch: Stopwatch) -> Workload:
         folder.note(asked_less=asked)
         work = work.asking(asked)
     if not asked.everything:
-        longer = expected(whole, config, prompts, pace, synthetic=synthetic)
+        longer = expected(whole, config, prompts, pace)
         say(
             f"everything would take about {fmt.duration(longer.total_s)}, and budget_s="
             f"{budget_s:g}; asked for is less: {left_out(asked, whole)}"
@@ -346,10 +322,7 @@ def planned(folder: RunFolder, work: Workload, watch: Stopwatch) -> Workload:
 def _pace(folder: RunFolder, work: Workload) -> Pace:
     """The plain server's pace, by a request of median length for a few tokens."""
     begun, few = monotonic(), max(1, min(WARM_TOKENS, work.config.new_tokens - 1))
-    with (
-        progress("timing the plain server"),
-        started(folder, work, [PLAIN], slots=1) as servers,
-    ):
+    with progress("timing the plain server"), started(folder, work, [PLAIN], slots=1) as servers:
         start_s, server = monotonic() - begun, servers[PLAIN]
         entry, temperature = work.median, work.config.temperature[0]
         if work.shortest is not entry:  # the first request is slow
@@ -363,3 +336,103 @@ def _pace(folder: RunFolder, work: Workload) -> Pace:
             decode_s = max(0.0, done.request_s - one_s)
     prefill_s = max(0.0, done.request_s - decode_s)
     return Pace(start_s, prefill_s / len(entry.tokens), decode_s / few)
+
+
+# ---- an audition on servers ----------------------------------------------------------------------
+
+
+def timed_lengths(ks: Sequence[int]) -> list[int]:
+    """Rounds of the requests that time a draft's rounds, by a server of the largest K.
+
+    With n tokens left of its budget a server drafts n - 1 at most, so that a request of K + 1
+    rounds has one of each number of tokens from K to 0.
+    """
+    return [1, *(1 + k for k in sorted({1, *ks})), max(ks) + LARGEST]
+
+
+@dataclass(frozen=True)
+class AuditionTime:
+    """Seconds of the parts of an audition."""
+
+    plain: float  # of the target's texts
+    drafts: Mapping[str, float]  # by name, of the scores and the timed rounds of each
+    measuring: float  # of all looks at a finalist, as if it were as fast as plain decoding
+    finalists: int = 1  # that are measured at most
+
+    @property
+    def ranking_s(self) -> float:
+        """Until every draft is ranked by replay."""
+        return self.plain + sum(self.drafts.values())
+
+    def sentence(self) -> str:
+        ranked, look = self.ranking_s, self.measuring / LOOKS
+        return (
+            f"ranked by replay after about {fmt.duration(ranked)}, and the best one measured after"
+            f" {about(ranked + look, ranked + self.finalists * self.measuring)}"
+        )
+
+    def left(self, plain_s: float) -> "AuditionTime":
+        """What is left after the plain texts, which took so long."""
+        pace = plain_s / self.plain if self.plain else 1.0
+        drafts = {name: pace * seconds for name, seconds in self.drafts.items()}
+        return replace(self, plain=0.0, drafts=drafts, measuring=pace * self.measuring)
+
+
+def audition_time(
+    config: AuditionConfig, pairs: Mapping[str, ServerConfig], prompts: Sequence[EncodedPrompt]
+) -> AuditionTime | None:
+    """The time of an audition with each draft's servers; None where these would run on a card."""
+    target = machine_pace(next(iter(pairs.values())))
+    if target is None:
+        return None
+    lengths, new = [len(entry.tokens) for entry in prompts], config.new_tokens
+    start_s, texts_s = target.start_s, sum(target.request_s(length, new) for length in lengths)
+    drafts: dict[str, float] = {}
+    for name, pair in pairs.items():
+        draft = pair.draft
+        if not draft.spec.replayed:
+            drafts[name] = start_s + 2.0 * texts_s
+            continue
+        if draft.spec.looks_up:
+            few = sorted(lengths)[:LOOKUP_PROMPTS]
+            each_s = sum(target.request_s(length, 1.5 * new) for length in few)
+            drafts[name] = LOOKUP_KS * start_s + (1 + LOOKUP_KS) * each_s
+            continue
+        as_target = ModelConf(name=draft.name, id=draft.id, gguf=draft.gguf)
+        pace = machine_pace(replace(pair, model=as_target))
+        assert pace is not None
+        steps = new * (1.0 + (OFF_TEXT if any(config.p_min or ()) else 0.0))
+        scored = sum(pace.request_s(length, steps) + REQUEST_S * steps for length in lengths)
+        timed = timed_lengths(config.speculative_ks)
+        rounds = VISITS * sum(_rounds_s(target, pace, n, config) for n in timed)
+        drafts[name] = 2.0 * pace.start_s + start_s + scored + rounds
+    finalists = min(FINALISTS, sum(pair.draft.spec.replayed for pair in pairs.values()))
+    return AuditionTime(start_s + texts_s, drafts, start_s + 2.0 * texts_s, finalists)
+
+
+def _rounds_s(target: Pace, draft: Pace, rounds: int, config: AuditionConfig) -> float:
+    """A request of so many rounds at the largest K, and of as many plain tokens."""
+    most = max(config.speculative_ks)
+    drafted = [min(most, left) for left in range(rounds)]
+    verified = sum(target.token_s + n * target.prompt_token_s for n in drafted)
+    read = sum(n * draft.token_s + (n + 1) * draft.prompt_token_s for n in drafted)
+    return verified + read + rounds * target.token_s
+
+
+def memory_line(config: AuditionConfig, drafts: Iterable[ModelConf]) -> str:
+    """The memory that the servers take at a time, and what is free.
+
+    Raises:
+        UserError: the plain server does not fit side by side with a speculating one.
+    """
+    sizes = [read_model(Path(c.id), c.where).weights_bytes for c in drafts if c.is_file]
+    target = read_model(Path(config.model.id), config.model.where).weights_bytes
+    needed = OVERHEAD * (2 * target + max(sizes, default=0))
+    free = psutil.virtual_memory().available
+    line = f"two servers side by side take about {fmt.memory(needed)}"
+    if needed > free and not torch.cuda.is_available():
+        raise UserError(
+            f"{config.model.where}: {line}, and {fmt.memory(free)} are free; take files of fewer"
+            " bits, or harness.server with servers=1 for one draft"
+        )
+    return f"{line}, and {fmt.memory(free)} are free"

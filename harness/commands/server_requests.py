@@ -14,10 +14,8 @@ from typing import Any, cast
 import torch
 
 from harness.commands.checks import Vocabularies, check_lengths
-from harness.commands.completions import stored_text, with_turns
-from harness.commands.opening import open_pair
-from harness.commands.pair import Pair, described
-from harness.commands.requests import completion, hash_of, sampling_of
+from harness.commands.pair import Pair, described, open_pair
+from harness.commands.requests import completion, hash_of, sampling_of, stored_text, with_turns
 from harness.commands.run_lifecycle import Described
 from harness.commands.tasks import (
     PLAIN,
@@ -28,7 +26,7 @@ from harness.commands.tasks import (
     asking,
     varying_roles,
 )
-from harness.config import ServerConfig
+from harness.config import ModelConf, ServerConfig
 from harness.engine_facts.engines import OWN
 from harness.engines.adapters import Adapter, adapter_of
 from harness.measurement.generations import Request
@@ -79,26 +77,18 @@ class Task(ServerTask):
 
 @dataclass(frozen=True)
 class Workload:
-    """The prompts and settings of the requests to servers.
-
-    Attributes:
-        conversations, prompts: as of `harness.commands.opening.Target`.
-        pair: the target with what drafts for it, where the harness's loop serves them.
-        adapter: the engine's.
-        of_each_set: prompts of each set by which the K to measure is chosen.
-    """
+    """The prompts and settings of the requests to servers."""
 
     config: ServerConfig
-    conversations: tuple[Prompt, ...]
+    conversations: tuple[Prompt, ...]  # and `prompts`, as of `harness.commands.pair.Target`
     prompts: tuple[EncodedPrompt, ...]
     vocabulary: Vocabulary
-    pair: Pair | None
+    pair: Pair | None  # where the harness's own loop serves it
     adapter: Adapter
-    of_each_set: int = PROMPTS_OF_EVERY_K
+    of_each_set: int = PROMPTS_OF_EVERY_K  # prompts by which the K to measure is chosen
 
     @property
     def device(self) -> torch.device:
-        """The device of the models that are loaded here."""
         return torch.device("cpu") if self.pair is None else self.pair.target_model.device
 
     @contextmanager
@@ -118,14 +108,13 @@ class Workload:
         return replace(self, config=config, prompts=prompts, of_each_set=less.of_each_set)
 
     def tasks(self, tasks: Iterable[ServerTask]) -> list[Task]:
-        """The same tasks with their requests."""
-        made: list[Task] = []
-        for task in tasks:
+
+        def asked(task: ServerTask) -> Request:
             request = self.request(task.entry, task.temperature, task.role.k, task.visit)
             cell = f"{request.cell}-short" if task.file == "starts" else request.cell
-            request = replace(request, cell=cell, budget=task.budget(request.budget))
-            made.append(Task(**vars(task), request=request))
-        return made
+            return replace(request, cell=cell, budget=task.budget(request.budget))
+
+        return [Task(**vars(task), request=asked(task)) for task in tasks]
 
     @property
     def measured_on(self) -> torch.device:
@@ -136,7 +125,6 @@ class Workload:
 
     @property
     def clock(self) -> ServerClock:
-        """By which requests are timed."""
         return cast("ServerClock", self.config.clock)
 
     @property
@@ -146,23 +134,17 @@ class Workload:
 
     @property
     def median(self) -> EncodedPrompt:
-        """The prompt of median length."""
         return sorted(self.prompts, key=lambda entry: len(entry.tokens))[len(self.prompts) // 2]
 
     @property
     def shortest(self) -> EncodedPrompt:
-        """The shortest prompt."""
         return min(self.prompts, key=lambda entry: len(entry.tokens))
 
     def describe(self, known: Manifest | None) -> Described:
         """The manifest's entries of a run; models that are `known`, and not here, are left out."""
         if self.pair is not None:
             return self.pair.describe()
-        names = {"target": self.vocabulary.name, "draft": self.config.draft.name}
-        models: dict[str, dict[str, Any]] = {role: {"name": name} for role, name in names.items()}
-        for role, conf in (("target", self.config.model), ("draft", self.config.draft)):
-            if conf.is_file:
-                models[role] = read_model(Path(conf.id), conf.where).describe(conf.name)
+        models = {"target": entry_of(self.config.model), "draft": entry_of(self.config.draft)}
         return described(self.device, {} if known and known.models else models, self.conversations)
 
     def with_turns(self, folder: RunFolder) -> "Workload":
@@ -201,7 +183,6 @@ class Workload:
         )
 
     def entry(self, prompt_set: str, prompt: str) -> EncodedPrompt:
-        """The prompt of that name."""
         at = prompt_set, prompt
         return next(e for e in self.prompts if (e.prompt.prompt_set, e.prompt.id) == at)
 
@@ -210,6 +191,13 @@ class Workload:
         entry = self.entry(trial.prompt_set, trial.prompt)
         request = self.request(entry, trial.temperature, trial.k, trial.repetition)
         return stored_text(request, trial)
+
+
+def entry_of(conf: ModelConf) -> dict[str, Any]:
+    """The manifest's entry of a model that is not loaded: of a GGUF file all that it says."""
+    if conf.is_file:
+        return read_model(Path(conf.id), conf.where).describe(conf.name)
+    return {"name": conf.name}
 
 
 def check_turns(config: ServerConfig, prompts: Sequence[Prompt]) -> None:
@@ -285,7 +273,6 @@ class Failures:
         folder.note_not_measured(retried=retried)
 
     def of_task(self, task: Task, error: UserError) -> None:
-        """A request has no answer."""
         line = in_one_line(error)
         if task.file == "trials":
             self._folder.trials.append(task.request.as_trial(status="failed", error=line))
@@ -313,7 +300,6 @@ class Failures:
         self._folder.note_not_measured(*dict.fromkeys(notes))
 
     def of_load(self, role: Role, error: UserError) -> None:
-        """A server did not answer under load."""
         self._folder.note_not_measured(_missing(role, LOADS, in_one_line(error)))
 
 

@@ -24,32 +24,16 @@ from harness.commands.pair import Pair
 from harness.commands.progress import progress
 from harness.commands.requests import sampling_of
 from harness.commands.server_requests import Workload
-from harness.commands.tasks import (
-    PLAIN,
-    Role,
-    load_slots,
-    priced_by_other_sets,
-    varying_roles,
-)
+from harness.commands.tasks import PLAIN, Role, load_slots, priced_by_other_sets, varying_roles
 from harness.config import ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engine_facts.draft_kinds import DRAFTS
 from harness.engine_facts.engines import ENGINES, OWN, spec_of
-from harness.engines.adapters import (
-    Adapter,
-    ToServe,
-    attached,
-    served_kind,
-)
+from harness.engines.adapters import Adapter, ToServe, attached, served_kind
 from harness.engines.http_server import CardMemory, StartedEngine
 from harness.engines.own import OwnLoop
-from harness.engines.protocol import (
-    Asked,
-    EngineFacts,
-    Server,
-    ServerDiedError,
-)
+from harness.engines.protocol import Asked, EngineFacts, Server, ServerDiedError
 from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
@@ -94,16 +78,14 @@ def try_addresses(
     """Attach to every address once: refused ones are the user's to fix before anything begins."""
     if config.not_with_url:
         _log.warning("not used with url=, whose servers run: %s", ", ".join(config.not_with_url))
-    engine = attached(config, adapter, tokenizer)
-    sampling = sampling_of(config.decode, config.temperature[0])
-    plain: Server | None = None
+    engine, plain = attached(config, adapter, tokenizer), None
     with progress("trying the addresses", len(engine.urls)) as tick:
         for k in engine.urls:
             with engine.open(k) as server:
                 if room := _too_few_slots(config, server):
                     _log.warning("url=%s%s", engine.urls[k], room)
                 ids = check_vocabulary(server, tokenizer, prompts)
-                check_drafts(server, server.generate(_tried(config, ids, sampling)))
+                check_drafts(server, server.generate(_tried(config, ids, config.temperature[0])))
                 if plain is None:
                     plain = server
                     _refuse_the_drafts_model(server, config)
@@ -132,10 +114,10 @@ def _refuse_two_models(
     names = plain.model_name, server.model_name
     if None in names or names[0] == names[1]:
         return
-    alike, tokens, greedy = 0, 0, sampling_of(config.decode, GREEDY)
+    alike, tokens = 0, 0
     for prompt in evenly_spaced(prompts, TRIED_TEXTS):
         ids = tokenizer(prompt.turns[0], add_special_tokens=False)["input_ids"][:CHECKED_TOKENS]
-        asked = _tried(config, ids, greedy)
+        asked = _tried(config, ids, GREEDY)
         texts = [each.generate(asked).tokens for each in (plain, server)]
         tokens += len(texts[1])
         pairs = zip(*texts, strict=False)
@@ -153,8 +135,9 @@ def evenly_spaced(items: Sequence[T], count: int) -> Sequence[T]:
     return items[:: max(1, len(items) // count)][:count]
 
 
-def _tried(config: ServerConfig, ids: Sequence[int], sampling: SamplingParameters) -> Asked:
+def _tried(config: ServerConfig, ids: Sequence[int], temperature: float) -> Asked:
     """The request by which an address is tried."""
+    sampling = sampling_of(config.decode, temperature)
     return Asked(ids, sampling, config.seed, min(TRIED_TOKENS, config.new_tokens))
 
 
@@ -215,12 +198,10 @@ def check_target(folder: RunFolder, work: Workload, pair: Pair) -> None:
     plain = [t for t in stored if t.k == 0 and t.tokens and t.temperature == GREEDY]
     returned = map(work.returned, evenly_spaced(plain, TRIED_TEXTS))
     texts = [replace(text, tokens=text.tokens[:TRIED_TOKENS]) for text in returned]
-    share = unlikely_share(texts, pair.target_model)
+    share, url = unlikely_share(texts, pair.target_model), work.config.url
     if share <= OTHER_MODEL:
         return
-    where = f"engine={work.config.engine}"
-    if work.config.url is not None:
-        where = f"url={work.config.url[0]}"
+    where = f"url={url[0]}" if url is not None else f"engine={work.config.engine}"
     raise UserError(
         f"{where}: its greedy texts are not those of model={work.config.model.name}: {share:.0%} of"
         " their tokens are far from its likeliest ones. Is it another model? score=false measures"
@@ -230,21 +211,19 @@ def check_target(folder: RunFolder, work: Workload, pair: Pair) -> None:
 
 def to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
     """The models that the engine is to serve, with room for `slots` requests side by side."""
-    pair, loop = work.pair, None
+    loop = None
+    if (pair := work.pair) is not None:
 
-    def drafter(sampling: SamplingParameters, k: int) -> Drafter:
-        assert pair is not None
-        request = work.request(work.prompts[0], sampling.temperature, k, 0)
-        return drafter_of(request, pair.drafting)
+        def drafter(sampling: SamplingParameters, k: int) -> Drafter:
+            request = work.request(work.prompts[0], sampling.temperature, k, 0)
+            return drafter_of(request, pair.drafting)
 
-    if pair is not None:
-        clock = Clock(*(timed.model for timed in pair.timed))
         loop = OwnLoop(
             pair.target_model,
             drafter,
             pair.target.eos,
             cast("Rule", work.config.decode.rule),
-            clock.now,
+            Clock(*(timed.model for timed in pair.timed)).now,
             drafts_fewer=DRAFTS[served_kind(work.config)].looks_up,
         )
     longest = max(len(entry.tokens) for entry in work.prompts)
@@ -309,13 +288,13 @@ def settle_threads(folder: RunFolder, work: Workload) -> None:
     folder.note(server_threads=fewest_threads(seconds))
 
 
-def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
+def is_synthetic(config: ServerConfig) -> bool:
     """True where servers can be told to reject every draft, so that their rounds are timed."""
     known = {"everywhere": True, "on CUDA": torch.cuda.is_available(), "nowhere": False}
     # Look-ups draft as much as they find
     if config.url is not None or DRAFTS[served_kind(config)].looks_up:
         return False
-    return known[adapter.spec.synthetic]
+    return known[spec_of(config.engine).synthetic]
 
 
 def asks_everything(folder: RunFolder) -> bool:
@@ -328,7 +307,7 @@ def times_rejecting(folder: RunFolder, work: Workload) -> bool:
     """True where a run that measures every K also times servers that reject every draft."""
     config, less = work.config, not asks_everything(folder)
     by_others = priced_by_other_sets(config, work.prompts, less=less)
-    return is_synthetic(config, work.adapter) and not by_others
+    return is_synthetic(config) and not by_others
 
 
 def every_k(folder: RunFolder, config: ServerConfig) -> bool:
@@ -424,9 +403,7 @@ def started(
 ) -> Iterator[dict[Role, Server]]:
     """Servers that answer, with room for so many requests side by side; closed at the end.
 
-    Args:
-        slots: requests that each has room for.
-        left_out: whether to go on without a server that does not start or answer.
+    `left_out` says whether to go on without a server that does not start or answer.
     """
     config, adapter, serve = work.config, work.adapter, to_serve(folder, work, slots=slots)
     servers: dict[Role, Server] = {}

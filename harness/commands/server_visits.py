@@ -1,7 +1,7 @@
 """Visits to servers: every request that a run folder lacks is sent, and its answer stored.
 
 A request is a line of trials.jsonl as soon as its answer is there, so a run that is stopped
-continues where it was. Requests side by side come last (`harness.commands.server_loads`).
+continues where it was. Requests side by side come last, stored visit by visit in loads.jsonl.
 
 What fails costs as little as it can. A request that has no answer, though it was repeated, is its
 own trial, failed. A server that ends or hangs, or fails at request after request, is asked no more:
@@ -18,14 +18,16 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from time import monotonic
+
+import numpy as np
 
 from harness.analysis.looks import best_started, served_decided, to_start
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import answer_so_far, resumable
 from harness.commands.run_time import Stopwatch, about
 from harness.commands.server_judging import judge_greedy_texts, judge_the_rest, score
-from harness.commands.server_loads import measure_loads
 from harness.commands.server_plan import WARM_TOKENS, planned
 from harness.commands.server_requests import Failures, Task, Workload, waiting_of
 from harness.commands.server_start import (
@@ -47,9 +49,12 @@ from harness.commands.tasks import (
     chosen_tasks,
     every_k_tasks,
     everything,
+    load_slots,
     plain_tasks,
     probe_tasks,
+    prompts_at,
     server_tasks,
+    varying_roles,
 )
 from harness.engines import turns
 from harness.engines.protocol import (
@@ -60,8 +65,9 @@ from harness.engines.protocol import (
     TokensLostError,
 )
 from harness.measurement.clock import undisturbed
+from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, warm_up
 from harness.measurement.server_request import ask
-from harness.records import RoundTiming, Trial, UserError, grouped
+from harness.records import LoadTiming, RoundTiming, Trial, UserError, grouped
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import Ended, ServedKs, WhyAll
@@ -72,6 +78,8 @@ Line = Trial | RoundTiming | None  # what is stored of an answer
 FAILED_IN_A_ROW = 3
 # The lowest status of an error that is the server's and not the request's
 SERVER_ERROR = 500
+# Visits of a server under load without an answer after which it is asked no more
+FAILED_VISITS = 2
 WHY_ALL: Mapping[WhyAll, str] = {
     "server_failed": "a server that was to tell what its rounds cost failed",
     "no_costs": "few requests do not tell what rounds cost here",
@@ -89,23 +97,21 @@ def measure(folder: RunFolder, work: Workload) -> Workload:
     Raises:
         UserError: the servers are not what was asked for, or do not start, and nothing is measured.
     """
-    watch = Stopwatch(folder, work.config.budget_s)
+    watch, going = Stopwatch(folder, work.config.budget_s), True
     with resumable(folder):
         settle_threads(folder, work)
     work = planned(folder, work, watch)
-    failures, going = Failures(folder, work), True
-    visits = _Visits(folder, work, failures, watch)
+    visits = _Visits(folder, work, Failures(folder, work), watch)
     visits = replace(visits, before=visits.answered())
     if not every_k(folder, work.config):
         going = _measure_chosen(visits)
-        if every_k(folder, work.config):
-            failures = Failures(folder, work)  # what failed is asked for again
-            visits = replace(visits, failures=failures)
+        if every_k(folder, work.config):  # what failed is asked for again
+            visits = replace(visits, failures=Failures(folder, work))
     if going and every_k(folder, work.config):
         going = _measure_every_k(visits)
     if going:
         judge_the_rest(folder, work)
-        measure_loads(folder, work, failures)
+        measure_loads(folder, work, visits.failures)
     return work
 
 
@@ -114,33 +120,24 @@ def measure(folder: RunFolder, work: Workload) -> Workload:
 
 @dataclass
 class _Answering:
-    """Servers that answer, until their stack is closed.
-
-    Attributes:
-        request_s: about as long as the plain one decodes for a whole budget.
-    """
+    """Servers that answer, until their stack is closed."""
 
     stack: ExitStack
     servers: dict[Role, Server] = field(default_factory=dict[Role, Server])
-    request_s: float = 0.0
+    request_s: float = 0.0  # about as long as the plain one decodes for a whole budget
 
 
 @dataclass(frozen=True)
 class _Visits:
-    """The run that visits are made in.
-
-    Attributes:
-        kept: where all servers fit side by side, those that stay for further tasks.
-        begun, before: when these visits began, and the answers that were stored before.
-    """
+    """The run that visits are made in."""
 
     folder: RunFolder
     work: Workload
     failures: Failures
     watch: Stopwatch
-    kept: _Answering | None = None
+    kept: _Answering | None = None  # servers that stay for further tasks, where all fit
     begun: float = field(default_factory=monotonic)
-    before: int = 0
+    before: int = 0  # answers that were stored before these visits
 
     def answer(self, label: str) -> None:
         """Score what is stored, and say and store what follows from it."""
@@ -148,7 +145,6 @@ class _Visits:
         answer_so_far(self.folder, label)
 
     def answered(self) -> int:
-        """The number of stored answers."""
         files = self.folder.probes, self.folder.starts, self.folder.trials
         return sum(len(lines.read()) for lines in files)
 
@@ -165,8 +161,7 @@ class _Visits:
 def _measure_chosen(visits: _Visits) -> bool:
     """Choose a K and measure it, or note in the manifest why every K is to be measured.
 
-    Returns:
-        Whether plain decoding is still there to be compared with.
+    Returns, as all that measure do, whether plain decoding is still there to be compared with.
     """
     folder, work = visits.folder, visits.work
     with ExitStack() as stack:
@@ -186,10 +181,7 @@ def _measure_chosen(visits: _Visits) -> bool:
 
 
 def _choose(visits: _Visits) -> ServedKs | None:
-    """Price the rounds of few K, by which the fastest is found, and choose it.
-
-    None where plain decoding is not there any more.
-    """
+    """Price the rounds of few K and choose the fastest; None without plain decoding."""
     folder, work, failures = visits.folder, visits.work, visits.failures
     ks, started = sorted(work.ks[1:]), tuple[int, ...]()
     temperatures = work.config.temperature
@@ -223,7 +215,7 @@ def _choose(visits: _Visits) -> ServedKs | None:
 
 
 def _say_left_of_all(visits: _Visits) -> None:
-    """Say how long the rest of a run that has just begun takes, where all is asked that may be."""
+    """Say how long the rest of a run that has just begun takes."""
     work = visits.work
     asked = visits.folder.manifest.asked_less or everything(work.config, work.prompts)
     tasks = server_tasks(asked, work.config, work.prompts)
@@ -242,9 +234,12 @@ def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
     waiting = len(waiting_of(folder, tasks))
     visits.say_left(waiting / LOOKS, waiting)
     begun = monotonic()
+    number, repetitions = len(blocks), work.config.repetitions
     for look in range(1, LOOKS + 1):
         done = {each.temperature for each in chosen.chosen if (each.looks or LOOKS) < look}
-        end = _end_of_look(len(blocks), work.config.repetitions, look)
+        end = prompts_at(number, look)
+        if repetitions >= LOOKS:  # whole visits
+            end = prompts_at(repetitions, look) * number // repetitions
         part = [task for key, ts in blocks[:end] if key.temperature not in done for task in ts]
         if not _measure_visits(visits, part):
             return False
@@ -265,13 +260,6 @@ def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
             break
         answer_so_far(folder, f"answer after look {look} of {LOOKS}")
     return True
-
-
-def _end_of_look(blocks: int, visits: int, look: int) -> int:
-    """The number of requests before a look; of many visits those of whole ones."""
-    if visits < LOOKS:
-        return math.ceil(blocks * look / LOOKS)
-    return math.ceil(visits * look / LOOKS) * blocks // visits
 
 
 def _measure_every_k(visits: _Visits) -> bool:
@@ -300,7 +288,7 @@ def _measure_every_k(visits: _Visits) -> bool:
 
 
 def _measure_visits(visits: _Visits, tasks: Sequence[Task]) -> bool:
-    """Send what is lacking of some tasks; whether plain decoding is still there to compare with."""
+    """Send what is lacking of some tasks."""
     folder, work, kept = visits.folder, visits.work, visits.kept
     waiting = waiting_of(folder, tasks)
     roles = sorted({task.role for task in waiting}, key=lambda role: (role.rejects, role.k))
@@ -332,9 +320,8 @@ def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequen
     Raises:
         UserError: there is such a one, and nothing is measured.
     """
-    folder, work = visits.folder, visits.work
-    new, servers = [role for role in roles if role not in kept.servers], kept.servers
-
+    folder, work, servers = visits.folder, visits.work, kept.servers
+    new = [role for role in roles if role not in servers]
     measured = any(trial.status == "ok" for trial in (*folder.trials.read(), *folder.probes.read()))
     lost: list[UserError] = []
 
@@ -384,15 +371,11 @@ def _visit(
 
     `later` are those of servers that are still to be started.
 
-    Returns:
-        Whether the one that decodes plainly is there to the end.
-
     Raises:
         UserError: a server is not what was asked for, or cannot do what it will be asked for.
     """
     folder, work, failures = visits.folder, visits.work, visits.failures
-    dead, in_a_row = failures.dead, Counter[Role]()
-    last = None
+    dead, in_a_row, last = failures.dead, Counter[Role](), None
     sizes = [len(task.request.tokens) + task.request.budget for task in tasks]
     with progress("asking the servers", len(tasks), sizes=sizes) as tick, undisturbed():
         answers = _Answers(work, answering, tasks)
@@ -429,10 +412,9 @@ def _visit(
 
 
 def _warm_up(server: Server, work: Workload, temperature: float) -> float:
-    """Send a request of median length for a few tokens, so that the first timed one is no start.
+    """Send a request of median length, so that the first timed one is no start.
 
-    Returns:
-        Seconds of a token by its own clock; 0 where it does not tell.
+    Returns seconds of a token by the server's own clock; 0 where it does not tell.
     """
     asked = work.request(work.median, temperature, server.k, 0).asked
     asked = asked._replace(budget=min(WARM_TOKENS, work.config.new_tokens))
@@ -505,3 +487,104 @@ def _ask(work: Workload, server: Server, task: Task, turn: turns.Turn | None = N
     if served.completion.returned <= facts.first_position:
         return None
     return served.rejected_rounds(facts, clock, work.config.draft.name)
+
+
+# ---- side by side --------------------------------------------------------------------------------
+
+
+def measure_loads(folder: RunFolder, work: Workload, failures: Failures) -> None:
+    """Put requests side by side on servers that have room for them, visit by visit."""
+    config = work.config
+    loads = [Load(rate=rate) for rate in config.rate or ()]
+    if max(config.concurrency) > 1:
+        loads += [Load(concurrency=level) for level in config.concurrency]
+    if not loads:
+        return
+    stored = {
+        (timing.visit, timing.temperature, timing.k, timing.varying)
+        for timing in folder.loads.read()
+    }
+    visits = [*product(range(config.repetitions), config.temperature)]
+    roles = [Role(k) for k in work.ks if Role(k) not in failures.dead]
+    groups_of_roles = side_by_side(roles, work)
+    for role in varying_roles(config):  # whose K may be one that is measured, too
+        groups_of_roles += [each for each in side_by_side([PLAIN, role], work) if role in each]
+
+    def left_out(role: Role, error: UserError) -> bool:
+        failures.of_load(role, error)
+        return True
+
+    slots = load_slots(config)
+    for group in groups_of_roles:
+        # Plain decoding stands in each group, to be compared with within moments, unless servers
+        # run one after the other
+        compared = [(role.k, role.varying) for role in group if role.k] or [(0, "")]
+        waiting = [each for each in visits if any((*each, *c) not in stored for c in compared)]
+        if not waiting:
+            continue
+        with started(folder, work, group, slots=slots, left_out=left_out) as servers:
+            # No request was sent to these alone
+            varying = [role for role in servers if role.varying]
+            if all(_completes(work, role, servers[role], failures) for role in varying):
+                _visit_under_load(folder, work, servers, loads, waiting, failures)
+
+
+def _visit_under_load(
+    folder: RunFolder,
+    work: Workload,
+    by_role: Mapping[Role, Server],
+    loads: Sequence[Load],
+    waiting: Sequence[tuple[int, float]],
+    failures: Failures,
+) -> None:
+    """Make the visits, each at a temperature, that wait for servers of different K.
+
+    Half a visit compares nothing: where a server fails, the others make it again without that one,
+    unless it is the one that decodes plainly.
+    """
+    roles, slots = {role.k: role for role in by_role}, load_slots(work.config)
+    servers = {role.k: server for role, server in by_role.items()}
+    needed = {0} & servers.keys()
+    failed: Counter[int] = Counter()
+    warm: set[tuple[int, float]] = set()
+    with progress(str(loads[0])) as bar, undisturbed():
+        for visit, temperature in waiting:
+            requests = [work.request(e, temperature, 0, visit) for e in work.prompts]
+            requests = [replace(each, draft=work.config.draft.name) for each in requests]
+            groups, asked = groups_of(requests, slots), dict(servers)
+            while asked and needed <= asked.keys():
+                if bar.total is None:
+                    number = sum(load.timings(len(groups), len(asked)) for load in loads)
+                    bar.expect(number * len(waiting))
+                random, done = np.random.default_rng((work.config.seed, visit)), list[LoadTiming]()
+                try:
+                    for k in [k for k in asked if (k, temperature) not in warm]:
+                        bar.say(f"warming up the server at K={k}")
+                        warm_up(k, asked[k], groups, slots)
+                        warm.add((k, temperature))
+                    how = (loads, visit, random, work.clock)
+                    for timing in load_visit(asked, groups, *how, say=bar.say):
+                        done.append(timing)
+                        bar()
+                except LoadFailedError as error:
+                    failures.of_load(roles[error.k], error)
+                    failed[error.k] += 1
+                    del asked[error.k]
+                    if error.died or failed[error.k] == FAILED_VISITS:
+                        del servers[error.k]
+                else:
+                    folder.loads.append(
+                        *(replace(each, varying=roles[each.k].varying) for each in done)
+                    )
+                    break
+
+
+def _completes(work: Workload, role: Role, server: Server, failures: Failures) -> bool:
+    """True where a server decodes ids as the target's tokenizer does; else that is noted."""
+    with progress(f"checking the texts at {role}"):
+        try:
+            check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
+        except UserError as error:
+            failures.of_load(role, error)
+            return False
+    return True

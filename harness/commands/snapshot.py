@@ -1,16 +1,13 @@
 """Does speculation leave the output unchanged? Texts at T = 0, distributions at T > 0."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from harness.commands.checks import check_run
-from harness.commands.completions import check_texts, with_turns
 from harness.commands.dry_run import print_snapshot
-from harness.commands.opening import open_pair
-from harness.commands.pair import Pair
+from harness.commands.pair import Pair, open_pair
 from harness.commands.progress import progress
-from harness.commands.requests import request, requests_of, run_requests
+from harness.commands.requests import check_texts, request, run_requests, with_turns
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -20,7 +17,7 @@ from harness.commands.run_lifecycle import (
     resumed,
     unless_broken,
 )
-from harness.commands.tasks import snapshot_tasks
+from harness.commands.tasks import Task, snapshot_tasks
 from harness.config import SnapshotConfig
 from harness.measurement.lossless import distribution_tests
 from harness.records import GREEDY, NotMeasured, UserError
@@ -46,7 +43,8 @@ def run(config: SnapshotConfig) -> Outcome:
     folder = begin(config, "snapshot", folder, pair.describe())
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
-        requests = requests_of(pair, config, snapshot_tasks(pair.prompts, config))
+        tasks = snapshot_tasks(pair.prompts, config)
+        requests = [request(pair, config, task) for task in tasks]
         models = (pair.target_model, pair.drafting)
         trials = run_requests(folder, requests, lambda _: models, "generating")
         check_texts(folder, trials, pair, config, _tests(folder, pair, config))
@@ -56,7 +54,8 @@ def run(config: SnapshotConfig) -> Outcome:
 def _tests(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[DistributionTest]:
     """One test per temperature, K and offset, with Holm's result over all of them.
 
-    A cell that meets logits that are not finite is noted in the manifest.
+    A cell that meets logits that are not finite is noted in the manifest. One bin can show a token
+    outside the support, nothing else, so that it leaves a distribution untested.
     """
     sampled = [value for value in config.temperature if value != GREEDY]
     cells = [(k, value) for value in sampled for k in config.speculative_ks]
@@ -67,14 +66,17 @@ def _tests(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[Distri
             with unless_broken(folder, cell):
                 tests += _cell_tests(pair, config, k, temperature)
             tick()
-    return _with_results(tests)
+    for place, adjusted in enumerate(holm([test.p_value for test in tests])):
+        passed: CheckResult = "PASS" if tests[place].bins > 1 else "UNTESTED"
+        result = "FAIL" if (adjusted or 0.0) < SIGNIFICANCE else passed
+        tests[place] = replace(tests[place], result=result)
+    return tests
 
 
 def _cell_tests(
     pair: Pair, config: SnapshotConfig, k: int, temperature: float
 ) -> list[DistributionTest]:
-    """One test per offset, after the prompt that tests most."""
-    asked = request(pair, config, pair.prompts[0], k, temperature, 0)
+    asked = request(pair, config, Task(pair.prompts[0], temperature, k, 0))
     drafting = pair.drafting
     draft = cast("Any", drafting(asked) if callable(drafting) else drafting)
     return distribution_tests(
@@ -87,14 +89,3 @@ def _cell_tests(
         draws=config.draws,
         seed=config.seed,
     )
-
-
-def _with_results(tests: Sequence[DistributionTest]) -> list[DistributionTest]:
-    """FAIL, else PASS or UNTESTED: one bin can show a token outside the support, nothing else."""
-
-    def result(test: DistributionTest, p_value: float) -> CheckResult:
-        return "FAIL" if p_value < SIGNIFICANCE else "PASS" if test.bins > 1 else "UNTESTED"
-
-    adjusted = holm([test.p_value for test in tests])
-    pairs = zip(tests, adjusted, strict=True)
-    return [replace(test, result=result(test, p or 0.0)) for test, p in pairs]

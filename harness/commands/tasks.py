@@ -41,6 +41,7 @@ from harness.records import GREEDY, Cell, Prompt, Varying, conversation_of, grou
 from harness.stats.two_phase import LOOKS, most_measured
 from harness.storage.manifest import AskedLess, ChosenK, Looks, ServedKs
 
+Config = PairConfig | AuditionConfig
 # Texts that are generated or scored at the same time
 BATCH = 64
 # Prompts of the user's own that a sweep in looks replays at most, unless prompts.limit says
@@ -61,21 +62,14 @@ VARYING: Mapping[Varying, str] = {"schedule": "by the schedule", "adaptive": "ad
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt with its token ids.
+    """A prompt with its token ids."""
 
-    Attributes:
-        prompt: the conversation up to the turn to answer.
-        tokens: at least one id.
-        pending: tokens that the target's answers may add, where they are not generated yet.
-    """
-
-    prompt: Prompt
-    tokens: tuple[int, ...]
-    pending: int = 0
+    prompt: Prompt  # the conversation up to the turn to answer
+    tokens: tuple[int, ...]  # at least one id
+    pending: int = 0  # tokens that the target's answers may add, where they are not generated yet
 
     @property
     def turn(self) -> int:
-        """The number of the turn to answer, from 1."""
         return len(self.prompt.turns)
 
     @property
@@ -93,9 +87,7 @@ class Conversation:
     rank: int
 
 
-def planned_turns(
-    prompts: Sequence[Prompt], config: PairConfig | AuditionConfig
-) -> tuple[EncodedPrompt, ...]:
+def planned_turns(prompts: Sequence[Prompt], config: Config) -> tuple[EncodedPrompt, ...]:
     """The turns that a run answers, with about as many ids as each will have."""
     turns = [prompt.up_to(turn, ()) for prompt in prompts for turn in prompt.answered]
     lengths = prompt_sets.estimated_tokens(prompts, config)
@@ -103,10 +95,9 @@ def planned_turns(
 
 
 def replayed_prompts(prompts: Sequence[Prompt], config: SweepConfig) -> tuple[Prompt, ...]:
-    """The prompts that a sweep decodes plainly and replays, of those that its keys name.
+    """The prompts that a sweep decodes plainly and replays: all, but in looks `MOST_REPLAYED`.
 
-    All, but where it measures in looks and prompts.limit is not given at most `MOST_REPLAYED`, of
-    each prompt set its share.
+    Of each prompt set they are its share, and all where prompts.limit is given.
     """
     if config.until != "decided" or config.prompts.limit_files or len(prompts) <= MOST_REPLAYED:
         return tuple(prompts)
@@ -189,39 +180,25 @@ def grid_tasks(
 
 
 def snapshot_tasks(prompts: Sequence[EncodedPrompt], config: SnapshotConfig) -> list[Task]:
-    """The greedy texts that a snapshot compares."""
     greedy = [GREEDY] if GREEDY in config.temperature else []
     return grid_tasks(prompts, config, config.k, greedy)
 
 
 def profile_tasks(prompts: Sequence[EncodedPrompt], config: ProfileConfig) -> list[Task]:
-    """The greedy texts that each model of a profile decodes by itself."""
     return grid_tasks(prompts, config, (), [GREEDY])
 
 
 @dataclass(frozen=True)
 class LoopTasks:
-    """The generations of a sweep at most.
+    """The generations of a sweep at most."""
 
-    Attributes:
-        texts: in batches.
-        measured: one at a time.
-        again: how often each that is measured may be repeated, where its text is short.
-    """
-
-    texts: Sequence[Task]
-    measured: Sequence[Task]
-    again: int = 0
+    texts: Sequence[Task]  # in batches
+    measured: Sequence[Task]  # one at a time
+    repeats: int = 0  # generations that repeat one whose text is short
 
     @property
     def count(self) -> int:
-        """The number of generations, each once."""
         return len(self.texts) + len(self.measured)
-
-    @property
-    def repeats(self) -> int:
-        """The number of generations at most that repeat one whose text is short."""
-        return self.again * len(self.measured)
 
 
 def sweep_tasks(
@@ -242,7 +219,7 @@ def sweep_tasks(
         for task in group_tasks(look_groups(order, config, looks, look), config, repetition)
     ]
     again = max(0, MOST_REPETITIONS - config.repetitions)
-    return LoopTasks(text_tasks(prompts, config), measured, again)
+    return LoopTasks(text_tasks(prompts, config), measured, again * len(measured))
 
 
 # ---- looks ---------------------------------------------------------------------------------------
@@ -263,7 +240,6 @@ class Group:
     p_min: float = 0.0  # of every K
 
     def cell(self, k: int) -> Cell:
-        """The cell that one of its generations belongs to."""
         return Cell(self.entry.prompt.prompt_set, self.temperature, k)
 
 
@@ -291,10 +267,8 @@ def look_groups(
 def _ks(config: SweepConfig, chosen: int | None, rank: int, number: int) -> tuple[int, ...]:
     """Plain decoding and the chosen K alternate in who leads; others follow in rotation.
 
-    Args:
-        chosen: None where every K is measured on every prompt.
-        rank: of the conversation in its prompt set.
-        number: of the turn and the temperature, so that each of them alternates.
+    So do conversations, by their `rank` in a prompt set, and the `number` of turn and temperature.
+    Every K is measured on every prompt where none is chosen.
     """
     ks, place = config.speculative_ks, rank + number
     if chosen is None:
@@ -310,10 +284,7 @@ def rotated(ks: Sequence[int], by: int) -> tuple[int, ...]:
 
 
 def group_tasks(groups: Sequence[Group], config: SweepConfig, repetition: int) -> list[Task]:
-    """A repetition of some groups; every other one in reverse order.
-
-    Before its number are those of the texts that are replayed.
-    """
+    """A repetition of some groups, numbered after those of the texts; every other one reversed."""
     return [
         Task(group.entry, group.temperature, k, config.repetitions + repetition, group.p_min)
         for group in groups
@@ -326,17 +297,11 @@ def group_tasks(groups: Sequence[Group], config: SweepConfig, repetition: int) -
 
 @dataclass(frozen=True, order=True)
 class Role:
-    """The kind of a server: how it drafts.
+    """The kind of a server: how it drafts."""
 
-    Attributes:
-        k: tokens that it drafts per round; 0 decodes plainly.
-        rejects: whether it is told to reject every draft, so that each round emits one token.
-        varying: how its K changes while it serves; `k` is the largest then.
-    """
-
-    k: int
-    rejects: bool = False
-    varying: Varying = ""
+    k: int  # tokens that it drafts per round, at most; 0 decodes plainly
+    rejects: bool = False  # told to reject every draft, so that each round emits one token
+    varying: Varying = ""  # how its K changes while it serves
 
     def __str__(self) -> str:
         if self.varying:
@@ -360,10 +325,8 @@ def varying_roles(config: ServerConfig) -> list[Role]:
 
 
 def load_slots(config: ServerConfig) -> int:
-    """Requests that the servers of a load have room for; 1 where no load is measured.
-
-    Loads at a rate get those of the largest closed loop, whose costs then say what they wait.
-    """
+    """Requests that the servers of a load have room for; 1 where no load is measured."""
+    # Loads at a rate get those of the largest closed loop, whose costs then say what they wait
     most = max(config.concurrency)
     return ARRIVING_SLOTS if config.rate and most == 1 else most
 
@@ -373,22 +336,16 @@ TaskFile = Literal["trials", "starts", "rounds", "probes"]
 
 @dataclass(frozen=True)
 class ServerTask:
-    """One request to one server.
-
-    Attributes:
-        file: where its answer is stored.
-        part: whether it is for a part of the budget.
-    """
+    """One request to one server."""
 
     role: Role
     visit: int
     entry: EncodedPrompt
     temperature: float
-    file: TaskFile
-    part: bool = False
+    file: TaskFile  # where its answer is stored
+    part: bool = False  # for a part of the budget
 
     def budget(self, new_tokens: int) -> int:
-        """Its tokens at most, where the whole budget is `new_tokens`."""
         return shorter_budget(new_tokens) if self.part else new_tokens
 
 
@@ -401,12 +358,12 @@ def every_k_tasks(
     whose pace drifts would else favour one prompt set, and the costs that predict it come from the
     others. All K of a prompt follow each other.
     """
-    asked: list[EncodedPrompt] = []
-    if rejecting:  # one prompt of each set, of a middle length, the same in each visit
-        for entries in grouped(prompts, lambda entry: entry.prompt.prompt_set).values():
-            asked.append(sorted(entries, key=lambda each: len(each.tokens))[len(entries) // 2])
+    by_set = grouped(prompts, lambda entry: entry.prompt.prompt_set).values()
+    asked = [  # one prompt of each set, of a middle length, the same in each visit
+        sorted(entries, key=lambda each: len(each.tokens))[len(entries) // 2] for entries in by_set
+    ]
     ks = dict.fromkeys(config.temperature, (0, *config.speculative_ks))
-    return _tasks(config, prompts, ks, parts=not rejecting, rejecting=asked)
+    return _tasks(config, prompts, ks, parts=not rejecting, rejecting=asked if rejecting else ())
 
 
 def plain_tasks(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> Iterator[ServerTask]:
@@ -452,10 +409,10 @@ def _tasks(
         ks: by temperature.
         visits: None for as many as the run asks for.
         parts: whether each is asked for a part of its budget too, after the whole one at every K.
-            Not where drafts are not replayed: nothing prices their rounds, and what remembers
-            requests (ngram_mod) would know the text.
         rejecting: prompts that servers are asked, too, which reject every draft.
     """
+    # Nothing prices rounds of drafts that are not replayed, and what remembers requests (ngram_mod)
+    # would know the text
     parts = parts and config.draft.spec.replayed
     blocks = [(entry, t, False) for entry in prompts for t in ks]
     blocks += [(entry, t, True) for entry in rejecting for t in ks]
@@ -463,17 +420,15 @@ def _tasks(
         order = np.random.default_rng((config.seed, visit))
         for place in order.permutation(len(blocks)):
             entry, temperature, rejects = blocks[place]
-            roles = [
-                Role(k, rejects=rejects and k > 0)
-                for k in map(int, order.permutation(ks[temperature]))
-            ]
-            kinds: Sequence[tuple[TaskFile, bool]] = ((file, False),)
+            shuffled = [int(k) for k in order.permutation(ks[temperature])]
+            kinds: list[tuple[TaskFile, bool]] = [(file, False)]
             if rejects:
-                kinds = (("rounds", True), ("rounds", False))
+                kinds = [("rounds", True), ("rounds", False)]
             elif parts:
-                kinds = ((file, False), ("starts", True))
+                kinds.append(("starts", True))
             for stored, part in kinds:
-                for role in roles:
+                for k in shuffled:
+                    role = Role(k, rejects=rejects and k > 0)
                     yield ServerTask(role, visit, entry, temperature, stored, part)
 
 
@@ -482,9 +437,8 @@ def priced_by_other_sets(
 ) -> bool:
     """True where no server has to reject every draft, since the other prompt sets price rounds.
 
-    That is where time is short, so that `less` than everything is asked: one rejecting request of a
-    real model can take a minute. And where each is sent once: a disturbed one would price a K on
-    its own.
+    So it is where `less` than everything is asked, for one rejecting request of a real model can
+    take a minute, and where each is sent once: a disturbed one would price a K on its own.
     """
     sets = {entry.prompt.prompt_set for entry in prompts}
     return len(sets) > 1 and (config.repetitions == 1 or less)
@@ -492,20 +446,14 @@ def priced_by_other_sets(
 
 @dataclass(frozen=True)
 class ServerTasks:
-    """The requests of a server run, one at a time, at most.
+    """The requests of a server run, one at a time, at most."""
 
-    Attributes:
-        started: speculating servers.
-        choosing: of few K on few prompts, which price their rounds.
-        plain: every text once plainly, by which replay compares K; left out of a run that asks for
-            less than everything.
-        measured: the visits.
-    """
-
-    started: int
-    choosing: Sequence[ServerTask]
-    plain: Sequence[ServerTask]
-    measured: Sequence[ServerTask]
+    started: int  # speculating servers
+    choosing: Sequence[ServerTask]  # of few K on few prompts, which price their rounds
+    plain: Sequence[
+        ServerTask
+    ]  # every text once, by which replay compares K; none if less is asked
+    measured: Sequence[ServerTask]  # the visits
 
 
 def server_tasks(
@@ -515,11 +463,7 @@ def server_tasks(
     *,
     synthetic: bool = False,
 ) -> ServerTasks:
-    """The requests of a server run that asks for so much.
-
-    Args:
-        synthetic: whether the engine's servers can be told to reject every draft.
-    """
+    """The requests of a server run; `synthetic` servers can be told to reject every draft."""
     config, prompts = asking(asked, config, prompts)
     ks = sorted(config.speculative_ks)
     if config.until != "decided":
@@ -529,12 +473,9 @@ def server_tasks(
         return ServerTasks(len(ks), (), (), tasks)
     first = searched_next(ks, {}) or tuple(ks)
     started = max(len(first), most_started(len(ks), len(config.temperature)))
-    further = (started - len(first)) * [ks[-1:]]
-    choosing = [
-        task
-        for some in (first, *further)
-        for task in probe_tasks(config, prompts, some, asked.of_each_set)
-    ]
+    choosing = [*probe_tasks(config, prompts, first, asked.of_each_set)]
+    for _ in range(started - len(first)):
+        choosing += probe_tasks(config, prompts, ks[-1:], asked.of_each_set)
     largest = ServedKs((), tuple(ChosenK(value, ks[-1]) for value in config.temperature))
     plain = [*plain_tasks(config, prompts)] if asked.everything else []
     return ServerTasks(started, choosing, plain, [*chosen_tasks(config, prompts, largest)])
@@ -559,11 +500,6 @@ def asking(
     """The configuration and the prompts of a run that asks for so much."""
     kept = in_random_order(prompts, config.seed)[: asked.prompts]
     turns = {id(entry) for conversation in kept for entry in conversation.turns}
-    config = replace(
-        config,
-        new_tokens=asked.new_tokens,
-        repetitions=asked.repetitions,
-        temperature=[*asked.temperature],
-        k=[*asked.k],
-    )
+    config = replace(config, new_tokens=asked.new_tokens, repetitions=asked.repetitions)
+    config = replace(config, temperature=[*asked.temperature], k=[*asked.k])
     return config, tuple(entry for entry in prompts if id(entry) in turns)

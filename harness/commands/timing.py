@@ -6,7 +6,7 @@ measured on the same run by copying memory (or, where that cannot be, the named 
 what they measure.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
@@ -17,15 +17,9 @@ from harness.analysis.round_costs import can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
 from harness.commands.pair import Pair, SideBySide, Target
 from harness.commands.progress import progress
-from harness.commands.requests import completion, request, side_by_side
-from harness.commands.tasks import EncodedPrompt
-from harness.config import (
-    AuditionConfig,
-    ModelConf,
-    PairConfig,
-    ProfileConfig,
-    SweepConfig,
-)
+from harness.commands.requests import completion, drafted, side_by_side
+from harness.commands.tasks import Config, EncodedPrompt
+from harness.config import AuditionConfig, ModelConf, PairConfig, ProfileConfig, SweepConfig
 from harness.decoding.protocols import Drafter
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
@@ -70,20 +64,12 @@ def measure_steps(
 
 
 def timed_steps(
-    folder: RunFolder,
-    pair: Pair,
-    config: PairConfig | AuditionConfig,
-    *,
-    paired_with: str | None,
-    doing: str,
+    folder: RunFolder, pair: Pair, config: Config, *, paired_with: str | None, doing: str
 ) -> list[StepTiming]:
     """Steps, verifies and prefills of a pair; those that cannot be right are timed again.
 
-    The first visit that timed rounds of the draft says what a plain token takes.
-
-    Args:
-        paired_with: the draft's name, where several are timed one after the other.
-        doing: is shown.
+    The first visit that timed rounds of the draft says what a plain token takes. They are stored
+    as `paired_with` a draft where several are timed one after the other.
     """
     visits = visits_of(folder.rounds.read(), pair.draft_name, GREEDY)
     plain_s = None if visits is None else float(np.median(visits.plain_s))
@@ -121,22 +107,16 @@ def enough_memory(doing: str) -> Iterator[None]:
 def _bandwidth(pair: Pair, config: ProfileConfig | SweepConfig) -> MemoryBandwidth:
     """Measured on the target's device, else the named card's data sheet."""
     device = pair.target_model.device
-    copied = _copied(device)
+    copied, card = _copied(device), config.gpu
     if copied is None:
         memory = environment.describe(device)["device_memory_bytes"]
         name = environment.device_name(device)
-        if config.gpu and is_card(config.gpu.name, config.gpu.memory_gb, name, memory):
-            return MemoryBandwidth(config.gpu.bandwidth_gb_s, source="datasheet")
+        if card and is_card(card.name, card.memory_gb, name, memory):
+            return MemoryBandwidth(card.bandwidth_gb_s, source="datasheet")
         return MemoryBandwidth()
     speeds = {role: _in_cache(model, device, copied) for role, (model, _) in pair.opened.items()}
-    return MemoryBandwidth(
-        copied.gb_s,
-        copied.buffer_bytes,
-        copied.samples,
-        "measured",
-        speeds.get("target"),
-        speeds.get("draft"),
-    )
+    cached = (speeds.get("target"), speeds.get("draft"))
+    return MemoryBandwidth(copied.gb_s, copied.buffer_bytes, copied.samples, "measured", *cached)
 
 
 def _copied(device: torch.device, buffer_bytes: int | None = None) -> CopyBandwidth | None:
@@ -178,25 +158,17 @@ def visits_of_pair(
 ) -> RoundVisits:
     """The visits of a run of one pair, at every K of its list.
 
-    At a threshold a round proposes any number of tokens up to K. So one is timed, too, and every
-    draft step is read back, for a threshold that none is below.
-
-    In looks visits end when their ratios are known precisely.
+    At a threshold a round proposes any number of tokens up to K, so that one is timed, too. In
+    looks visits end when their ratios are known precisely.
     """
     ks = pair_ks(config.speculative_ks, pair.most, shorter=bool(config.thresholds))
-    p_min = NEVER if config.thresholds else 0.0
-
-    def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
-        return request(pair, config, entry, k, temperature, 0, p_min=p_min)
-
-    cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
-    beside = side_by_side(folder, pair, ks)
+    name = pair.draft_name
     return RoundVisits(
-        _timed_loop(pair, pair.timed_drafting, pair.draft_name, cells, asked, beside=beside),
+        _timed_loop(folder, pair, pair.timed_drafting, name, config, ks, temperatures),
         folder,
         visits=visits_for(len(pair.prompts) * config.repetitions),
         counted=progress,
-        enough=lambda timings: in_looks and timed_precisely(timings, pair.draft_name),
+        enough=lambda timings: in_looks and timed_precisely(timings, name),
     )
 
 
@@ -221,28 +193,21 @@ def visits_of_draft(
             to see what is missing.
         most: tokens that it drafts a round at most; None: any number.
         takes_turns: whether it is visited in turn with the other drafts later; until then by few.
-        in_turn: whether these are those visits (`harness.commands.draft_turns`).
+        in_turn: whether these are those visits (`harness.commands.draft_scoring`).
         counted: as of `RoundVisits`.
     """
 
     def no_draft(_: Request) -> Drafter:
         raise AssertionError("rounds are timed with a draft")
 
-    def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
-        plain = completion(target.target, config, entry, temperature, 0)
-        drafting = {"k": k, "draft": conf.name if k else None, "rule": config.decode.rule}
-        return replace(plain, **drafting, stop_below=NEVER if k and config.thresholds else None)
-
-    cells = [(k, value) for k in (0, *timed_ks(config.k, most)) for value in config.temperature]
     visits = visits_for(len(target.prompts) * config.repetitions, among_many=True)
     if takes_turns:
         visits = min(visits, LEAST_VISITS)
     if config.latency.target_ms is not None or config.latency_from is not None:
         visits = 0
-    ks = [k for k, _ in cells]
-    beside = isinstance(target, Pair) and side_by_side(folder, target, ks)
+    ks, at = timed_ks(config.k, most), config.temperature
     return RoundVisits(
-        _timed_loop(target, draft or no_draft, conf.name, cells, asked, beside=beside),
+        _timed_loop(folder, target, draft or no_draft, conf.name, config, ks, at),
         folder,
         visits=visits,
         counted=counted,
@@ -253,20 +218,30 @@ def visits_of_draft(
 
 
 def _timed_loop(
+    folder: RunFolder,
     target: Target,
     draft: Draft,
     name: str,
-    cells: Sequence[tuple[int, float]],
-    asked: Callable[[EncodedPrompt, int, float], Request],
-    *,
-    beside: bool,
+    config: Config,
+    ks: Sequence[int],
+    temperatures: Sequence[float],
 ) -> TimedLoop:
-    """The loop that times each cell, a K and a temperature, as `asked` of a prompt of each set."""
+    """The loop that times plain decoding and every K at every temperature.
+
+    At a threshold every draft step is read back, for a threshold that none is below.
+    """
+    p_min = NEVER if config.thresholds else 0.0
+
+    def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
+        plain = completion(target.target, config, entry, temperature, 0)
+        return drafted(plain, config, k, name, p_min)
+
     by_set = grouped(target.prompts, lambda entry: entry.prompt.prompt_set)
+    cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
     requests = {key: [asked(each[0], *cell) for cell in cells] for key, each in by_set.items()}
     prompts = {key: [entry.tokens for entry in each] for key, each in by_set.items()}
     models = None
-    if beside and isinstance(target, Pair):
+    if isinstance(target, Pair) and side_by_side(folder, target, ks):
         models = SideBySide(target, timed=True).models
     return TimedLoop(
         *(target.target_model, draft, name, requests, prompts, target.positions), beside=models

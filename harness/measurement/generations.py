@@ -24,13 +24,7 @@ import torch
 
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.model_drafter import ModelDrafter
-from harness.decoding.protocols import (
-    CausalModel,
-    Drafter,
-    Generation,
-    StopRule,
-    uniforms_needed,
-)
+from harness.decoding.protocols import CausalModel, Drafter, Generation, StopRule, uniforms_needed
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.engines.protocol import Asked
 from harness.measurement.clock import Clock, undisturbed
@@ -50,43 +44,28 @@ from harness.records import (
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that determines a generation.
+    """Everything that determines a generation."""
 
-    Attributes:
-        cell: hash of the rest, for resume.
-        prompt_set, prompt, category, turn: which prompt.
-        tokens: its ids, at least one.
-        budget: tokens to emit at most.
-        repetition, seed: with the prompt's name, the key of the uniforms.
-        eos: ids that end the text; the one that does is emitted.
-        model, draft: names; no draft where k is 0.
-        k: num_draft_tokens; 0 decodes plainly.
-        synthetic: synthetic acceptance, the chance of each drafted position given those before it.
-        stop_below: the draft's probability below which a round drafts no more (`p_min`).
-        stop: ends the text for other reasons than its last token's id.
-        rounds: how many rounds (tokens, where k is 0) are run of a text that would go on.
-        clock: whose seconds it takes.
-    """
-
-    cell: str
+    cell: str  # hash of the rest, for resume
     prompt_set: str
     prompt: str
     category: str | None
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # of the prompt, at least one id
     sampling: SamplingParameters
-    budget: int
-    repetition: int
+    budget: int  # tokens to emit at most
+    repetition: int  # and `seed`: with the prompt's name, the key of the uniforms
     seed: int
-    eos: frozenset[int]
+    eos: frozenset[int]  # ids that end the text; the one that does is emitted
     model: str
     draft: str | None = None
-    k: int = 0
+    k: int = 0  # num_draft_tokens; 0 decodes plainly
     rule: Rule = "ratio"
+    # Synthetic acceptance: the chance of each drafted position given those before it
     synthetic: tuple[float, ...] | None = None
-    stop_below: float | None = None
-    stop: StopRule | None = None
+    stop_below: float | None = None  # the draft's probability that ends a round's draft (`p_min`)
+    stop: StopRule | None = None  # ends the text for other reasons than its last token's id
     turn: int = 1
-    rounds: int | None = None
+    rounds: int | None = None  # to run of a text that would go on (tokens, where k is 0)
     clock: LoopClock = "wall"
 
     @property
@@ -164,7 +143,7 @@ def run_side_by_side(requests: Sequence[Request], models: Sequence[Models]) -> l
     generations = [_Generating(*each) for each in zip(requests, models, strict=True)]
     with undisturbed():
         # Plain decoding last, for it keeps no states of the prompt
-        for each in sorted(generations, key=lambda each: not each.speculates):
+        for each in sorted(generations, key=lambda each: each.request.k == 0):
             each.begin(next(filter(each.has_the_prompt_of, generations), None))
         while running := [each for each in generations if each.running]:
             behind = min(running, key=lambda each: each.share)
@@ -180,16 +159,10 @@ def run_side_by_side(requests: Sequence[Request], models: Sequence[Models]) -> l
 
 
 class _Generating:
-    """A generation that goes on slice by slice.
-
-    Attributes:
-        running: whether its text has not ended.
-        emitted: tokens so far.
-        out_of_memory: whether that ended it.
-    """
+    """A generation that goes on slice by slice, while it is `running`."""
 
     def __init__(self, request: Request, models: Models) -> None:
-        self._request, (self._target, draft) = request, models
+        self.request, (self._target, draft) = request, models
         self._cached = self._target if isinstance(self._target, CachedModel) else None
         self._draft = draft if request.k else None
         self._clock = Clock(*_models(self._target, self._draft), kind=request.clock)
@@ -204,20 +177,15 @@ class _Generating:
     @property
     def share(self) -> float:
         """The share of its budget, or of the rounds that are asked for, that is done."""
-        rounds = self._request.rounds
+        rounds = self.request.rounds
         done = len(self._done) / rounds if rounds else 0.0
-        return max(self.emitted / self._request.budget, done)
-
-    @property
-    def speculates(self) -> bool:
-        """True where it drafts."""
-        return self._draft is not None
+        return max(self.emitted / self.request.budget, done)
 
     def has_the_prompt_of(self, other: "_Generating") -> bool:
         """True where another generation has read this one's prompt, with the same network."""
         return (
             bool(other._prefills_s)
-            and self._request.tokens == other._request.tokens
+            and self.request.tokens == other.request.tokens
             and self._cached is not None
             and other._cached is not None
             and self._cached.network is other._cached.network
@@ -225,7 +193,7 @@ class _Generating:
 
     def begin(self, other: "_Generating | None" = None) -> None:
         """Fill the caches with the prompt, the target's with what another one has read of it."""
-        request, target, clock = self._request, self._target, self._clock
+        request, target, clock = self.request, self._target, self._clock
         with self._watched():
             if target.device.type == "cuda":
                 for card in range(torch.cuda.device_count()):
@@ -252,7 +220,7 @@ class _Generating:
 
     def go_on(self, tokens: int | None) -> None:
         """Emit at least so many tokens that are timed; None: to the end of the text."""
-        warms = tokens is not None and self._request.k == 0
+        warms = tokens is not None and self.request.k == 0
         timed = 0
         with self._watched():
             begin = self._clock.now()
@@ -278,7 +246,7 @@ class _Generating:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Do a part of the work; what a generation can meet ends it with an error."""
-        request = self._request
+        request = self.request
         own_work = nullcontext()
         if request.k == 0 and self._cached is not None:
             own_work = self._cached.keeping_no_states()
@@ -305,15 +273,13 @@ class _Generating:
     @property
     def _decode_s(self) -> float:
         """Seconds of all tokens, those that were not timed at the mean of those that were."""
-        if not self._untimed_s:
-            return self._seconds
-        if not self._timed:
-            return self._untimed_s
-        return self._seconds * self.emitted / self._timed
+        if self._untimed_s and self._timed:
+            return self._seconds * self.emitted / self._timed
+        return self._seconds or self._untimed_s
 
     def trial(self) -> Trial:
         """The line of trials.jsonl."""
-        request, rounds = self._request, self._done
+        request, rounds = self.request, self._done
         if self._error is not None:
             return request.as_trial(status="failed", error=self._error)
         tokens = tuple(token for entry in rounds for token in entry.tokens)

@@ -22,7 +22,7 @@ after each load (`alone_s`): how fast the machine was in it, against the others
 `MOST_OTHERS` (`harness.analysis.batch_schedule`) a load is disturbed, and not compared.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import monotonic, perf_counter, sleep
@@ -30,12 +30,7 @@ from time import monotonic, perf_counter, sleep
 import numpy as np
 
 from harness.engine_facts.spec import SHORTER, SHORTEST
-from harness.engines.protocol import (
-    Completion,
-    RefusedError,
-    RequestFailedError,
-    Server,
-)
+from harness.engines.protocol import Completion, RefusedError, RequestFailedError, Server
 from harness.measurement.environment import OtherLoad
 from harness.measurement.generations import Request
 from harness.records import HALF, LoadTiming, ServerClock, UserError
@@ -52,16 +47,12 @@ SENT_AT_MOST = 3
 
 
 class LoadFailedError(UserError):
-    """A load that a server did not answer.
-
-    Attributes:
-        k: of the server.
-        died: whether it is of no use to ask it again: it ended, or is not what was asked for.
-    """
+    """A load that a server did not answer."""
 
     def __init__(self, k: int, error: UserError) -> None:
         super().__init__(str(error))
         self.k = k
+        # Whether it is of no use to ask again: the server ended, or is not what was asked for
         self.died = not isinstance(error, RequestFailedError | RefusedError)
 
 
@@ -147,8 +138,9 @@ def load_visit(
     number: int,
     random: np.random.Generator,
     clock: ServerClock,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[LoadTiming]:
-    """Put every load on every server.
+    """Put every load on every server, and `say` which one is.
 
     Args:
         servers: by K; 0 decodes plainly. Each decodes at least the largest concurrency side by
@@ -171,6 +163,7 @@ def load_visit(
             due_s = np.cumsum(random.exponential(1.0, len(order)) / (load.rate or 1.0)).tolist()
             for k in random.permutation(sorted(servers)):
                 for asked in (order,) if load.rate else (short, order):
+                    say(str(load))
                     try:
                         timing = _timed(servers, int(k), name, asked, load, due_s, number, clock)
                     except UserError as error:
@@ -234,10 +227,7 @@ def _timed(
         done, sent_s = _sent(server, requests, in_flight, due_s if load.rate else None)
         elapsed_s, cpu_now_s = perf_counter() - begin, server.cpu_s()
         others = _of_others(
-            other_load,
-            [cpu_s, *idle_s],
-            [cpu_now_s, *(each.cpu_s() for each in idle)],
-            elapsed_s,
+            other_load, [cpu_s, *idle_s], [cpu_now_s, *(each.cpu_s() for each in idle)], elapsed_s
         )
         if all(each.asked == 1 for each in done):
             break

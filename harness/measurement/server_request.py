@@ -42,18 +42,13 @@ from harness.summary import TextLikelihood
 
 @dataclass(frozen=True)
 class ServedRequest:
-    """One request on one server in one visit.
-
-    Attributes:
-        request: its k is the server's.
-        completion: of the request.
-        one_token: of the same prompt with a budget of one token, the prefill; the completion itself
-            where the clock tells them apart.
-    """
+    """One request on one server in one visit."""
 
     visit: int
-    request: Request
+    request: Request  # its k is the server's
     completion: Completion
+    # Of the same prompt with a budget of one token, the prefill; the completion itself where the
+    # clock tells them apart
     one_token: Completion
 
     def decode_s(self, clock: ServerClock) -> float:

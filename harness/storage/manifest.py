@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Entries = Mapping[str, Any]
 # The door of a run that measured a server
 SERVER = "server"
+AUDITION = "audition"
 
 
 class _View:
