@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from harness.records import UserError
 from harness.theory.acceptance import expected_tokens_per_round
-from harness.theory.architecture import Architecture
-from harness.theory.memory import MemoryFit, ModelBytes, usable_bytes
+from harness.theory.architecture import Architecture, MemoryFit, ModelBytes, usable_bytes
 from harness.theory.roofline import Card, forward_floor
 
 SECONDS_PER_HOUR = 3600.0
@@ -32,7 +31,6 @@ TIMINGS = 40
 
 
 def money(seconds: float, price_per_hour: float) -> float:
-    """The price of a time, in the currency of `price_per_hour`."""
     return seconds * price_per_hour / SECONDS_PER_HOUR
 
 
@@ -117,7 +115,6 @@ def pair_forwards(
 
 
 def text_forwards(texts: int, new_tokens: int, batch: int) -> list[Forwards]:
-    """The forwards that generate the target's completions in batches."""
     full, rest = divmod(texts, batch)
     sizes = [batch] * full + ([rest] if rest else [])
     return [Forwards("target", new_tokens, 1, size) for size in sizes]
