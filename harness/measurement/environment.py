@@ -21,14 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from harness.records import (
-    CardReadings,
-    CardState,
-    CopyBandwidth,
-    MachineLoad,
-    Spread,
-    ThrottleReason,
-)
+from harness.records import CardReadings, CardState, CopyBandwidth, MachineLoad, Spread
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +101,6 @@ def describe_host() -> dict[str, Any]:
 
 
 def device_name(device: "torch.device") -> str:
-    """The card's own name, or the processor's."""
     if device.type == "cuda":
         import torch
 
@@ -117,7 +109,6 @@ def device_name(device: "torch.device") -> str:
 
 
 def cpu_name() -> str:
-    """The processor's own name."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -162,7 +153,6 @@ class OtherLoad:
         self._begin = self._seconds()
 
     def so_far(self) -> MachineLoad:
-        """Until now."""
         busy, all_processors = (
             now - before for now, before in zip(self._seconds(), self._begin, strict=True)
         )
@@ -204,10 +194,8 @@ class CardWatch:
 
             from harness.models.device import card_handle
 
-            others = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
-            for device in (self._device, *others):
-                if device.index is None and torch.cuda.device_count():
-                    continue  # it is one of the others
+            visible = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+            for device in visible or [self._device]:
                 if (card := self._open.enter_context(card_handle(device))) is not None:
                     self._cards[str(device)] = card
         if self._cards:
@@ -244,18 +232,15 @@ def _readings(device: str, states: Sequence[CardState]) -> CardReadings:
     busy = [state for state in states if not state.idle]
     counted = busy or states
 
-    def values_of(name: str, of: Sequence[CardState] = counted) -> list[float]:
+    def values_of(name: str, of: Sequence[CardState] = counted) -> list[Any]:
         values = (getattr(state, name) for state in of)
         return [value for value in values if value is not None]
 
     def spread(name: str) -> Spread | None:
         values = values_of(name)
-        if not values:
-            return None
-        return Spread(min(values), statistics.median(values), max(values))
+        return Spread(min(values), statistics.median(values), max(values)) if values else None
 
-    known = [state.throttled for state in counted if state.throttled is not None]
-    throttled: Counter[ThrottleReason] = Counter(one for reasons in known for one in reasons)
+    known = values_of("throttled")
     capped = values_of("sm_mhz", [s for s in counted if "power_cap" in (s.throttled or ())])
     return CardReadings(
         samples=len(states),
@@ -264,7 +249,7 @@ def _readings(device: str, states: Sequence[CardState]) -> CardReadings:
         temperature_c=spread("temperature_c"),
         max_sm_mhz=min(values_of("max_sm_mhz"), default=None),
         power_limit_w=min(values_of("power_limit_w"), default=None),
-        throttled=dict(throttled) if known else None,
+        throttled=dict(Counter(one for reasons in known for one in reasons)) if known else None,
         capped_sm_mhz=statistics.median(capped) if capped else None,
         default_power_limit_w=min(values_of("default_power_limit_w"), default=None),
         device=device,

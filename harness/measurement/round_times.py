@@ -381,7 +381,6 @@ class _Timing:
 
     @property
     def round_s(self) -> float:
-        """Seconds of a round so far."""
         return self.seconds / max(1, self.rounds)
 
     def add(self, trial: Trial, context: int) -> None:
