@@ -193,21 +193,13 @@ def _margin(logits: Tensor) -> float:
 
 
 class _ForcedRounds(NamedTuple):
-    """Rounds in which the draft tokens before an offset are made to stand.
+    """Rounds in which the draft tokens before an offset are made to stand."""
 
-    Attributes:
-        forced: [K] the text's tokens.
-        target: [K + 1, vocab] distributions along them.
-        draft: [K, vocab]; a row of zeros where nothing is proposed.
-        chosen: whether the draft proposes its most likely token, and does not draw.
-        forcing: [K] uniforms by which the target draws the forced tokens.
-    """
-
-    forced: Tensor
-    target: Tensor
-    draft: Tensor
-    chosen: bool
-    forcing: Tensor
+    forced: Tensor  # [K] the text's tokens
+    target: Tensor  # [K + 1, vocab] distributions along them
+    draft: Tensor  # [K, vocab]; a row of zeros where nothing is proposed
+    chosen: bool  # whether the draft proposes its most likely token, and does not draw
+    forcing: Tensor  # [K] uniforms by which the target draws the forced tokens
     rule: Rule
 
     def drawn_at(self, offset: int, draws: int, seed: int) -> Iterator[int]:

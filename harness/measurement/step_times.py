@@ -251,7 +251,7 @@ def time_curves(
 
     Args:
         models: target and draft, which fill caches by themselves (CachedModel).
-        cells: (context_tokens, batch), cheapest first.
+        cells: cheapest first.
         refused: why a cell must not be tried, or None.
         budget_s: seconds after which no further cell is begun, recording and compiling not
             counted; None sets no limit.

@@ -47,20 +47,15 @@ TRIED_TOKENS = 4
 
 @dataclass(frozen=True, eq=False)
 class GeneratedText:
-    """A completion that the target generated.
-
-    Attributes:
-        tokens: n emitted ids.
-        hidden: [n, hidden] final hidden states that the tokens' distributions come from, on the
-            host; None where the network could not be taken apart, or for a text read from a file.
-        logprobs: [n] of the tokens under the target, where a server returned the text and was asked
-            for them; else None.
-    """
+    """A completion that the target generated."""
 
     request: Request
     tokens: tuple[int, ...]
     stop_reason: StopReason
+    # [n, hidden] final hidden states that the tokens' distributions come from, on the host; None
+    # where the network could not be taken apart, or for a text read from a file
     hidden: Tensor | None = None
+    # [n] under the target, where a server returned the text and was asked for them
     logprobs: tuple[float, ...] | None = None
 
 

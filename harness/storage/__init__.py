@@ -102,11 +102,7 @@ class StoredRun:
 
     @cached_property
     def traces(self) -> list[TextTrace]:
-        """The run's traces, in the order they were written; empty where it made none.
-
-        Raises:
-            UserError: the file is not one of traces, or not as it was written.
-        """
+        """The run's traces, in the order they were written; empty where it made none."""
         return load_traces(self.folder)
 
     @cached_property

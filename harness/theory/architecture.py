@@ -132,11 +132,8 @@ class Architecture:
     ) -> float:
         """Bytes that one forward must read: the weights once, the cache of every sequence.
 
-        Args:
-            tokens: new positions per sequence.
-            context_tokens: positions in each sequence's cache.
-            batch: sequences side by side.
-            bytes_per_parameter: of the weights, and of the values in the cache; 2 for bf16.
+        `tokens` are new positions per sequence, `context_tokens` those in its cache, and the bytes
+        of a parameter are those of a cached value, too.
         """
         weights = self.weight_bytes_read(tokens * batch, bytes_per_parameter)
         return weights + batch * self.kv_bytes_read(context_tokens, bytes_per_parameter)
@@ -193,11 +190,9 @@ def architecture_from(sizes: Mapping[str, Any], *, counted: bool) -> Architectur
 
 
 def architecture_of(conf: Mapping[str, Any], key: str = "model.architecture") -> Architecture:
-    """The sizes in a configuration's `architecture`.
+    """The sizes in a configuration's `architecture`, which stands at `key`.
 
-    Args:
-        conf: the mapping. `ffn` of a mixture of experts is one expert's, unless `moe_ffn` is given.
-        key: where it stands, for error messages.
+    `ffn` of a mixture of experts is one expert's, unless `moe_ffn` is given.
     """
     family = conf.get("family")
     if family not in FAMILIES:

@@ -95,14 +95,7 @@ class Estimate:
 def pair_forwards(
     ks: Sequence[int], generations: float, new_tokens: int, alpha: float = ALPHA
 ) -> list[Forwards]:
-    """The forwards of measured generations at every K, without prefills.
-
-    Args:
-        ks: the K; 0 is plain decoding.
-        generations: number of generations at each K.
-        new_tokens: tokens of each generation.
-        alpha: probability that a draft token is accepted, given that all before it were.
-    """
+    """The forwards of so many generations at every K, 0 being plain decoding, without prefills."""
     tokens = generations * new_tokens
     work: list[Forwards] = []
     for k in ks:
@@ -153,11 +146,8 @@ def estimate(
 ) -> Estimate:
     """Time and cost of forwards on a card with a price.
 
-    Args:
-        work: the forwards.
-        models: by name, with `target`; a drafter without a model (an n-gram) costs nothing.
-        card: the card, with its price.
-        context_tokens: of a typical step.
+    `models` are by name, with `target`; a drafter without a model (an n-gram) costs nothing.
+    `context_tokens` are those of a typical step.
     """
     drafts = [model for name, model in models.items() if name != "target"]
     # An audition loads one draft at a time

@@ -127,11 +127,7 @@ class RoundTimes:
         return max(lines, key=self._seconds)
 
     def at(self, n: int) -> float:
-        """The seconds of a round that proposes n tokens.
-
-        Raises:
-            UserError: n is above the largest that was timed.
-        """
+        """The seconds of a round that proposes n tokens; raises as `parts`."""
         return self._seconds(self.parts(n))
 
     def _seconds(self, parts: tuple[tuple[int, float], ...]) -> float:
