@@ -20,9 +20,10 @@ from harness.analysis import analyse
 from harness.command_words import as_typed
 from harness.commands.progress import fetching, progress, say
 from harness.config import AuditionConfig, PairConfig
-from harness.measurement.environment import CardWatch, OtherLoad
+from harness.measurement.environment import OtherLoad, watched_cards
 from harness.records import (
     BrokenLogitsError,
+    CardReadings,
     LatencyRow,
     NotMeasured,
     Prompt,
@@ -174,13 +175,13 @@ def measuring(folder: RunFolder, device: "torch.device") -> Iterator[None]:
 
     Of a run that was resumed, the busier time counts. What the card did is noted too.
     """
-    load, processes, card = OtherLoad(), _others_on(device), CardWatch(device)
+    load, processes, readings = OtherLoad(), _others_on(device), list[CardReadings]()
     with running(folder):
         try:
-            with card:
+            with watched_cards(device, readings):
                 yield
         finally:
-            if readings := card.readings():
+            if readings:
                 _note(folder, card_readings=(*folder.manifest.card_readings, *readings))
             before, now = folder.manifest.other_load, load.so_far()
             _note(folder, other_load=before if before and before.load > now.load else now)

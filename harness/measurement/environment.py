@@ -11,13 +11,13 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -171,60 +171,49 @@ class OtherLoad:
         return total - idle - sum(own[:4]), total
 
 
-class CardWatch:
+@contextmanager
+def watched_cards(device: "torch.device", readings: list[CardReadings]) -> Iterator[None]:
     """Reads cards while a block runs: at its begin, every few seconds, and at its end.
 
     Clocks that fall while a run measures, by heat or by a power limit, are in its times; which of
     its rounds or requests they hit does not matter, so a thread reads them beside whatever runs.
     All visible cards are read: layers, or a server, may be spread over them.
+
+    In the end `readings` has those of each card that was busy, or of all; none where NVML has none,
+    and none of a device of another kind.
     """
+    import torch
 
-    def __init__(self, device: "torch.device") -> None:
-        """Begin for a run on a CUDA device; of any other there is nothing to read."""
-        self._device = device
-        self._states: dict[str, list[CardState]] = {}
-        self._cards: dict[str, Any] = {}
-        self._ended = Event()
-        self._open = ExitStack()
-        self._thread: Thread | None = None
+    from harness.models.device import card_handle, card_state
 
-    def __enter__(self) -> Self:
-        if self._device.type == "cuda":
-            import torch
+    ended, states = Event(), dict[str, list[CardState]]()
+    number = torch.cuda.device_count() if device.type == "cuda" else 0
+    watched = [torch.device("cuda", index) for index in range(number)] or [device]
+    with ExitStack() as opened:
+        cards = {str(each): opened.enter_context(card_handle(each)) for each in watched}
 
-            from harness.models.device import card_handle
+        def read() -> None:
+            for name, card in cards.items():
+                if card is not None:
+                    states.setdefault(name, []).append(card_state(card))
 
-            visible = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-            for device in visible or [self._device]:
-                if (card := self._open.enter_context(card_handle(device))) is not None:
-                    self._cards[str(device)] = card
-        if self._cards:
-            self._read()
-            self._thread = Thread(target=self._watch, daemon=True)
-            self._thread.start()
-        return self
+        def watch() -> None:
+            while not ended.wait(CARD_READ_EVERY_S):
+                read()
 
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._read()
-        self._open.close()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(CARD_READ_EVERY_S):
-            self._read()
-
-    def _read(self) -> None:
-        from harness.models.device import card_state
-
-        for device, card in self._cards.items():
-            self._states.setdefault(device, []).append(card_state(card))
-
-    def readings(self) -> tuple[CardReadings, ...]:
-        """Readings of each card that was busy, or of all; empty where NVML has none."""
-        each = [_readings(device, states) for device, states in self._states.items()]
-        return tuple([one for one in each if one.busy] or each)
+        read()
+        thread = Thread(target=watch, daemon=True)
+        if states:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if states:
+                thread.join()
+                read()
+            each = [_readings(name, of_card) for name, of_card in states.items()]
+            readings += [one for one in each if one.busy] or each
 
 
 def _readings(device: str, states: Sequence[CardState]) -> CardReadings:
