@@ -152,7 +152,7 @@ def test_a_mixture_whose_routers_are_not_found_is_not_judged(deep: Any) -> None:
     unknown = unknown.to(torch.bfloat16)
     unknown.config.num_experts = 8  # as of a family that keeps its routers elsewhere
     assert routers(unknown) == []
-    judged = compare_texts(target, *each, CHECK, dtype=deep.dtype, network=unknown)
+    judged = compare_texts(target, *each, check=CHECK, dtype=deep.dtype, network=unknown)
     assert (judged.result, judged.routing) == ("UNJUDGED", None)
     (caveat,) = routing_ties.of([judged])
     assert caveat.values == {"tie": 0, "unjudged": 1}
