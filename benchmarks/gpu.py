@@ -107,10 +107,7 @@ class Opened:
 
     def bytes_read(self, context: int, tokens: int = 1) -> float:
         return self.shape.bytes_read(
-            context_tokens=context,
-            tokens=tokens,
-            bytes_per_parameter=self.itemsize,
-            bytes_per_value=self.itemsize,
+            context_tokens=context, tokens=tokens, bytes_per_parameter=self.itemsize
         )
 
 

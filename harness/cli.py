@@ -69,7 +69,7 @@ from harness.config import (
 from harness.engine_facts.draft_kinds import DRAFTS
 from harness.models.gguf_file import HUB_NAME, hub_file
 from harness.records import UserError
-from harness.storage import files, lock
+from harness.storage import files
 
 OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -281,7 +281,7 @@ def _first_line(error: BaseException) -> str:
 
 def _report_interruption(command: str, stop: KeyboardInterrupt) -> int:
     number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
-    folder = next(reversed(lock.held()), None)
+    folder = next(reversed(files.held()), None)
     consequence = "no run had begun"
     if folder is not None:
         consequence = (

@@ -27,11 +27,11 @@ Assumed: all active requests share a forward; a prompt fits into one iteration; 
 make room in the caches, as what a request needs there is kept for it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, inf
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,27 +135,23 @@ class Text:
         return Request(self.prompt_tokens, runs, self.most)
 
 
-class Stream(Sequence[Request]):
+@dataclass(frozen=True, eq=False)
+class Stream:
     """Requests of texts, each drawn when it is asked for and not kept."""
 
-    def __init__(
-        self, texts: Sequence[Text], rows: Sequence[int], uniforms: Callable[[int], Array]
-    ) -> None:
-        """`rows` are places in the texts; `uniforms`, of a place, is as `Text.drawn` takes it."""
-        self._texts, self._rows, self._uniforms = texts, rows, uniforms
+    texts: Sequence[Text]
+    rows: Sequence[int]  # places in the texts
+    uniforms: Callable[[int], Array]  # of a place, as `Text.drawn` takes them
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
-    @overload
-    def __getitem__(self, place: int) -> Request: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Request]: ...
-    def __getitem__(self, place: int | slice) -> Request | Sequence[Request]:
-        if isinstance(place, slice):
-            return [self[at] for at in range(*place.indices(len(self)))]
-        text = self._texts[self._rows[place]]
-        return text.certain or text.drawn(self._uniforms(place))
+    def __getitem__(self, place: int) -> Request:
+        text = self.texts[self.rows[place]]
+        return text.certain or text.drawn(self.uniforms(place))
+
+    def __iter__(self) -> Iterator[Request]:
+        return map(self.__getitem__, range(len(self)))
 
 
 # ---- when they come ------------------------------------------------------------------------------
@@ -299,7 +295,7 @@ class _State:
 
     def __init__(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[Request] | Stream,
         arrived_s: Sequence[float] | Array,
         costs: Costs,
         in_flight: int | None,
@@ -388,7 +384,7 @@ class _State:
 
 
 def simulate(
-    requests: Sequence[Request],
+    requests: Sequence[Request] | Stream,
     arrived_s: Sequence[float] | Array,
     costs: Costs,
     ks: Sequence[int],

@@ -1265,7 +1265,7 @@ def to_json(summary: Summary) -> str:
 
     For readers of the file it also has some values that follow from the answers.
     """
-    record: dict[str, Any] = json.loads(_adapter().dump_json(summary))
+    record: dict[str, Any] = json.loads(adapter(Summary).dump_json(summary))
     for answer, entry in zip(summary.answers, record["answers"], strict=True):
         of_round = answer.round
         entry["servers"] = [] if answer.engine in (None, OWN_LOOP) else [answer.engine]
@@ -1297,11 +1297,12 @@ def from_json(text: str | bytes) -> Summary:
     Raises:
         ValueError: other fields or types than this version writes.
     """
-    return _adapter().validate_json(text)
+    return adapter(Summary).validate_json(text)
 
 
 @cache
-def _adapter() -> "TypeAdapter[Summary]":
+def adapter(record: type[Any]) -> "TypeAdapter[Any]":
+    """Reads and writes a record as JSON."""
     from pydantic import TypeAdapter  # --help of every command imports this module
 
-    return TypeAdapter(Summary)
+    return TypeAdapter(record)

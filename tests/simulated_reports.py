@@ -6,9 +6,11 @@ asked for: seconds are tokens / speedup, times what prompts differ by and what t
 mean 1. Tokens, prompts and timings are drawn anew for every temperature.
 """
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from scipy.stats import trim_mean
 from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, Timed, decide, in_turn
 from harness.stats.jackknife import independent_errors, share_interval
 from harness.stats.workload import TRIMMED, SharedError, visit_error
+from harness.summary import Answer
 
 DRAFTS, KS = 4, 8
 SETS = ("easy", "hard")
@@ -27,6 +30,8 @@ NULL = np.ones(DRAFTS * KS)
 GAIN = np.outer((1.0, 0.98, 0.9, 0.7), (0.9, 1.0, 1.05, 1.08, 1.1, 1.08, 1.0, 0.85)).ravel()
 TEMPERATURES = (0.0, 1.0)
 VISITS = 12
+# One-sided error of all verdicts of a temperature
+ERROR = ONE_SIDED / len(TEMPERATURES)
 # In how many cells of a report the interval of a speedup, and of an alpha, is looked at
 CELLS = 3
 
@@ -178,27 +183,40 @@ def visits(rng, spread, drafts):
     return np.concatenate(relative), tuple(errors)
 
 
-def report(rng: np.random.Generator, world: World, size: int, truth, counts: Any) -> None:
-    """Count what one report says: its verdicts, their intervals, some cells' intervals."""
-    speedups = dict(zip(CANDIDATES, truth, strict=True))
-    decisions = []
+def verdict_on(evidence: Evidence, prompt_set: str, error: float, **more) -> Answer:
+    """At a one-sided error."""
+    return decide(evidence, error, prompt_set=prompt_set, **more)
+
+
+def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter:
+    """What a report's verdicts say, and how many of their intervals hold the truth."""
+    speedups = dict(zip(CANDIDATES, truth, strict=False))
+    every = [verdict for of_temperature in verdicts for verdict in of_temperature]
+    counts: Any = Counter(reports=1)  # of numbers that are not whole, too
+    for decision in ("speculate", "does_not_pay"):
+        counts[f"reports with {decision}"] += any(v.decision == decision for v in every)
+    for verdict in every:
+        kind = "workload" if verdict.prompt_set == "all" else "set"
+        counts[f"{kind} verdicts"] += 1
+        counts[f"{kind} {verdict.decision}"] += 1
+        if verdict.speedup_lo is None or verdict.speedup is None:
+            continue
+        true = speedups[Candidate(str(verdict.named[0]), verdict.named[1])]
+        counts[f"{kind} intervals"] += 1
+        counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
+        counts[f"{kind} level"] += float(str(verdict.reason_values["level"]))
+        counts[f"{kind} log error"] += math.log(verdict.speedup / true)
+    return counts
+
+
+def report(rng: np.random.Generator, world: World, size: int, truth) -> Counter:
+    """What one report says: its verdicts, their intervals, some cells' intervals."""
+    verdicts: list[list[Answer]] = []
+    counts: Any = Counter()  # of numbers that are not whole, too
     for temperature in TEMPERATURES:
         seen = evidence(rng, world, size, truth, temperature)
-        seed = int(rng.integers(2**31))
-
-        def on(scope, error, seen=seen, seed=seed):
-            return decide(seen, error, prompt_set=scope, seed=seed)
-
-        for verdict in in_turn(on, SETS, ONE_SIDED / len(TEMPERATURES)):
-            decisions.append(verdict.decision)
-            kind = "workload" if verdict.prompt_set == "all" else "set"
-            counts[f"{kind} {verdict.decision}"] += 1
-            counts[f"{kind} verdicts"] += 1
-            if verdict.speedup_lo is not None:
-                true = speedups[Candidate(str(verdict.named[0]), verdict.named[1])]
-                counts[f"{kind} intervals"] += 1
-                counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
-                counts[f"{kind} level"] += float(str(verdict.reason_values["level"]))
+        on = partial(verdict_on, seen, seed=int(rng.integers(2**31)))
+        verdicts.append([*in_turn(on, SETS, ERROR)])
         names = tuple(("all", prompt) for _, prompt in seen.names)
         cells = replace(seen, names=names).workload(None).intervals()
         assert cells is not None
@@ -210,9 +228,8 @@ def report(rng: np.random.Generator, world: World, size: int, truth, counts: Any
             bounds = share_interval(accepted.astype(np.float64), judged.astype(np.float64))
             assert bounds is not None
             counts["alphas covered"] += bool(bounds.lo <= alpha <= bounds.hi)
-    counts["reports"] += 1
-    counts["reports with speculate"] += "speculate" in decisions
-    counts["reports with does_not_pay"] += "does_not_pay" in decisions
+    counts.update(counted(verdicts, truth))
+    return counts
 
 
 def acceptance(rng, tokens):
@@ -228,5 +245,5 @@ def reports(world: str, truth, size: int, number: int, seed) -> Counter:
     rng = np.random.default_rng(seed)
     counts: Counter[str] = Counter()
     for _ in range(number):
-        report(rng, WORLDS[world], size, truth, counts)
+        counts.update(report(rng, WORLDS[world], size, truth))
     return counts

@@ -15,27 +15,22 @@ from typing import Any
 import numpy as np
 from simulated_reports import (
     CANDIDATES,
+    ERROR,
     GAIN,
     KS,
     NULL,
     SETS,
     TEMPERATURES,
     World,
+    counted,
     evidence_of,
     texts,
     timing,
+    verdict_on,
     visits,
 )
 
-from harness.analysis.verdict import (
-    ONE_SIDED,
-    SETS_SHARE,
-    Candidate,
-    Evidence,
-    closed,
-    decide,
-    in_turn,
-)
+from harness.analysis.verdict import SETS_SHARE, Evidence, closed, in_turn
 from harness.stats.two_phase import LOOKS, Pairs, look_shares
 from harness.summary import Answer
 
@@ -52,8 +47,6 @@ WORLDS = {
 TRUTHS = {"near ties": NULL[:KS], "1.10x": GAIN[:KS], "1.20x": GAIN[:KS] * 1.2 / 1.1}
 # By how much the round times of the visits are too low, where they are biased; their scatter
 BIAS, SCATTER = 0.03, 0.02
-# One-sided error of all verdicts of a temperature
-ERROR = ONE_SIDED / len(TEMPERATURES)
 
 
 @dataclass(frozen=True)
@@ -95,11 +88,6 @@ def at_look(evidence: Evidence, look: int) -> Evidence:
     return replace(evidence, pairs=made, looks=look_shares(look))
 
 
-def verdict_on(evidence: Evidence, prompt_set: str, error: float, **more) -> Answer:
-    """At a one-sided error."""
-    return decide(evidence, error, prompt_set=prompt_set, **more)
-
-
 def in_looks(of_temperatures: Sequence[Evidence]) -> tuple[list[list[Answer]], float]:
     """By temperature, the verdicts of the look after which it ends; how many it was on average."""
     verdicts, looks = zip(*map(_of_last_look, of_temperatures), strict=True)
@@ -113,27 +101,6 @@ def _of_last_look(evidence: Evidence) -> tuple[list[Answer], int]:
         if look == LOOKS or closed(on("all", ERROR * (1.0 - SETS_SHARE))):
             return [*in_turn(on, SETS, ERROR)], look
     raise AssertionError("the last look ends it")
-
-
-def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter:
-    """What a report's verdicts say, and how many of their intervals hold the truth."""
-    speedups = dict(zip(CANDIDATES, truth, strict=False))
-    every = [verdict for of_temperature in verdicts for verdict in of_temperature]
-    counts: Any = Counter(reports=1)  # of numbers that are not whole, too
-    for decision in ("speculate", "does_not_pay"):
-        counts[f"reports with {decision}"] += any(v.decision == decision for v in every)
-    for verdict in every:
-        kind = "workload" if verdict.prompt_set == "all" else "set"
-        counts[f"{kind} verdicts"] += 1
-        counts[f"{kind} {verdict.decision}"] += 1
-        if verdict.speedup_lo is None or verdict.speedup is None:
-            continue
-        true = speedups[Candidate(str(verdict.named[0]), verdict.named[1])]
-        counts[f"{kind} intervals"] += 1
-        counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
-        counts[f"{kind} level"] += float(str(verdict.reason_values["level"]))
-        counts[f"{kind} log error"] += math.log(verdict.speedup / true)
-    return counts
 
 
 def simulated(world: str, truth: str, design: Design, number: int, seed: Sequence[int]) -> Counter:

@@ -31,7 +31,7 @@ from harness.commands import breakeven
 from harness.commands.run_lifecycle import Outcome
 from harness.config import SCHEMAS, BreakevenConfig, SweepConfig, checked, keys_of, register
 from harness.records import UserError
-from harness.storage import RESULT_COLUMNS, load
+from harness.storage import TABLES, load
 
 POST = {"draft_ms": 22.09, "target_ms": 29.92}
 
@@ -481,7 +481,7 @@ def test_breakeven_stores_and_prints_a_run_without_torch(tmp_path: Path) -> None
     assert label == "run:"
     stored = load(tmp_path / folder)
     results = pd.read_csv(tmp_path / folder / "results.csv")
-    assert tuple(results.columns) == RESULT_COLUMNS
+    assert tuple(results.columns) == TABLES["results.csv"].columns
     assert results[["k", "alpha"]].to_numpy().tolist() == [[1, 0.6], [1, 1], [4, 0.6], [4, 1]]
     assert results["source"].unique().tolist() == ["theory"]
     assert results["breakeven_alpha"].round(3).unique().tolist() == [0.738, 0.882]

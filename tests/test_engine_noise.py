@@ -294,71 +294,36 @@ def test_a_margin_far_below_zero_is_no_tie() -> None:
     assert Margins(step=-0.3, batch=-3.0, changes=()).is_tie(0.1)
 
 
-def test_a_list_of_logprobs_that_leaves_out_a_token_is_read_by_ids() -> None:
+def entry(*pairs: tuple[int, float], token: int) -> dict[str, Any]:
+    """What llama.cpp lists at a position."""
+    listed = [{"id": each, "logprob": logprob} for each, logprob in pairs]
+    return {"id": token, "logprob": pairs[0][1] if pairs else 0.0, "top_logprobs": listed}
+
+
+def test_every_engines_lists_are_read_by_token_id() -> None:
     """llama.cpp lists no entry for a token that leaves a character incomplete."""
-    entries = [
-        {"id": token, "logprob": -0.5, "top_logprobs": [{"id": token, "logprob": -0.5}]}
-        for token in (5, 8, 7)
-    ]
-    answer = {
-        "tokens": [5, 195, 8, 7],
-        "timings": {"predicted_n": 4, "predicted_ms": 1.0},
-        "completion_probabilities": entries,
+    timings = {"predicted_n": 2, "predicted_ms": 1.0}
+    entries = [entry((5, -0.5), (9, -1.5), token=5), entry(token=7)]
+    logprobs = {
+        "token_logprobs": [-0.5, 0.0],
+        "top_logprobs": [{"token_id:5": -0.5, "token_id:9": -1.5}, None],
     }
+    meta = {
+        "completion_tokens": 2,
+        "output_token_logprobs": [[-0.5, 5, None], [0.0, 7, None]],
+        "output_top_logprobs": [[[-0.5, 5, None], [-1.5, 9, None]], None],
+    }
+    of_llamacpp = {"tokens": [5, 7], "timings": timings, "completion_probabilities": entries}
+    for record in (
+        llamacpp.parse(of_llamacpp),
+        vllm.parse({"choices": [{"token_ids": [5, 7], "logprobs": logprobs}]}),
+        sglang.parse({"output_ids": [5, 7], "meta_info": meta}),
+    ):
+        assert record.likeliest == ({5: -0.5, 9: -1.5}, {})
+        assert record.logprobs == (-0.5, 0.0)
+    entries = [entry((token, -0.5), token=token) for token in (5, 8, 7)]
+    answer = {**of_llamacpp, "tokens": [5, 195, 8, 7], "completion_probabilities": entries}
     assert llamacpp.parse(answer).likeliest == ({5: -0.5}, {}, {8: -0.5}, {7: -0.5})
-
-
-LISTED_ALIKE: list[tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]] = [
-    (
-        llamacpp.parse,
-        {
-            "tokens": [5, 7],
-            "timings": {"predicted_n": 2, "predicted_ms": 1.0},
-            "completion_probabilities": [
-                {
-                    "id": 5,
-                    "logprob": -0.5,
-                    "top_logprobs": [{"id": 5, "logprob": -0.5}, {"id": 9, "logprob": -1.5}],
-                },
-                {"id": 7, "logprob": 0.0, "top_logprobs": []},
-            ],
-        },
-    ),
-    (
-        vllm.parse,
-        {
-            "choices": [
-                {
-                    "token_ids": [5, 7],
-                    "logprobs": {
-                        "token_logprobs": [-0.5, 0.0],
-                        "top_logprobs": [{"token_id:5": -0.5, "token_id:9": -1.5}, None],
-                    },
-                }
-            ]
-        },
-    ),
-    (
-        sglang.parse,
-        {
-            "output_ids": [5, 7],
-            "meta_info": {
-                "completion_tokens": 2,
-                "output_token_logprobs": [[-0.5, 5, None], [0.0, 7, None]],
-                "output_top_logprobs": [[[-0.5, 5, None], [-1.5, 9, None]], None],
-            },
-        },
-    ),
-]
-
-
-@pytest.mark.parametrize(("parse", "answer"), LISTED_ALIKE)
-def test_every_engines_lists_are_read_by_token_id(
-    parse: Callable[[dict[str, Any]], Any], answer: dict[str, Any]
-) -> None:
-    record = parse(answer)
-    assert record.likeliest == ({5: -0.5, 9: -1.5}, {})
-    assert record.logprobs == (-0.5, 0.0)
 
 
 def test_a_timed_request_asks_for_no_log_probabilities_and_uses_no_cache() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.storage import RESULT_COLUMNS, StoredRun, load, load_traces
+from harness.storage import TABLES, StoredRun, load, load_traces
 
 KILLER = Path(__file__).with_name("killer.py")
 STATUS = {"SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
@@ -19,7 +19,7 @@ SMALL = ("k=[2]", "temperature=[1]", "prompts.limit=2", "new_tokens=8", "threads
 GRID = ("temperature=[0,1]", "prompts.limit=4", "new_tokens=12", "threads=1")
 # What is timed, and what follows from it; the rest must be as in a run that was left alone.
 TIMED = ("ms", "second", "speedup", "peak", "breakeven")
-COUNTS = [name for name in RESULT_COLUMNS if not any(word in name for word in TIMED)]
+COUNTS = [name for name in TABLES["results.csv"].columns if not any(word in name for word in TIMED)]
 
 
 def killed(command: str, root: Path, seed: int, signals: str, *overrides: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Timed generations and steps: what is counted, and that nothing timed is lost."""
 
 from collections import namedtuple
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,10 @@ from harness.measurement.lossless import chi_square, compare_texts, distribution
 from harness.measurement.step_times import LEAST_REPETITIONS, TimedModel, time_forwards
 from harness.models.lean.model import LeanModel
 from harness.records import RULES, MachineLoad, Rule, StepTiming, UserError
+from harness.summary import TextCheck
 
 PROMPT = (3, 1, 4, 1, 5)
+CHECK = TextCheck("easy", "p", 0, 4, "OPEN")
 
 
 def request(k: int, *, temperature: float = 0.0, budget: int = 30, eos: int = -1) -> Request:
@@ -183,6 +186,13 @@ def test_draft_steps_are_timed_in_a_row_as_the_loop_runs_them(
     assert draft.cache == [1, 2]
 
 
+@pytest.fixture
+def threads_restored() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     ("seconds", "threads"),
     [
@@ -192,49 +202,37 @@ def test_draft_steps_are_timed_in_a_row_as_the_loop_runs_them(
         ({1: 1.0, 2: 9.0, 4: 20.0}, 1),
     ],
 )
+@pytest.mark.usefixtures("threads_restored")
 def test_more_threads_are_taken_for_a_clear_gain_alone(
     seconds: dict[int, float], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = torch.get_num_threads()
     monkeypatch.setattr(environment.psutil, "cpu_count", lambda **_: 4)
     monkeypatch.setattr(environment, "_step_seconds", lambda *_: seconds)
-    try:
-        assert environment.settle_threads("auto", [TableModel()], [1, 2]) == threads
-    finally:
-        torch.set_num_threads(before)
+    assert environment.settle_threads("auto", [TableModel()], [1, 2]) == threads
 
 
-def test_no_more_threads_are_taken_than_there_are_free_processors(
+@pytest.mark.usefixtures("threads_restored")
+def test_threads_are_what_was_asked_for_or_no_more_than_there_are_free_processors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before, others = torch.get_num_threads(), environment.OtherLoad()
+    chosen = environment.settle_threads("auto", [TableModel()], [1, 2])
+    assert chosen == torch.get_num_threads()
+    others = environment.OtherLoad()
     monkeypatch.setattr(environment.psutil, "cpu_count", lambda **_: 4)
-    load = 1.9
-    monkeypatch.setattr(others, "so_far", lambda: MachineLoad(load, 4))
     monkeypatch.setattr(
         environment, "_step_seconds", lambda counts, *_: {count: 1.0 / count for count in counts}
     )
-    try:
-        assert environment.settle_threads("auto", [TableModel()], [1, 2], others=others) == 2
-        load = 3.9
-        assert environment.settle_threads("auto", [TableModel()], [1, 2], others=others) == 1
-        assert environment.settle_threads("auto", [], [], others=others) == 1
-        load = 0.2
-        assert environment.settle_threads("auto", [TableModel()], [1, 2], others=others) == 4
-        load = 3.9
-        assert environment.settle_threads(2, [TableModel()], [1, 2], others=others) == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_threads_are_what_was_asked_for() -> None:
-    before = torch.get_num_threads()
-    try:
-        assert environment.settle_threads(1, [TableModel()], [1, 2]) == 1
-        chosen = environment.settle_threads("auto", [TableModel()], [1, 2])
-        assert chosen == torch.get_num_threads()
-    finally:
-        torch.set_num_threads(before)
+    for asked, models, load, threads in (
+        ("auto", [TableModel()], 1.9, 2),
+        ("auto", [TableModel()], 3.9, 1),
+        ("auto", [], 3.9, 1),
+        ("auto", [TableModel()], 0.2, 4),
+        (2, [TableModel()], 3.9, 2),
+        (1, [TableModel()], 0.2, 1),
+    ):
+        monkeypatch.setattr(others, "so_far", lambda load=load: MachineLoad(load, 4))
+        assert environment.settle_threads(asked, models, [1, 2], others=others) == threads
+        assert torch.get_num_threads() == threads
 
 
 def test_other_work_on_the_machine_is_counted_apart_from_this_process(
@@ -257,12 +255,12 @@ def test_other_work_on_the_machine_is_counted_apart_from_this_process(
 def test_equal_texts_pass_and_a_wide_margin_fails() -> None:
     target = TableModel()
     plain = list(run_trial(request(0, budget=10), target, None).tokens or ())
-    assert compare_texts(target, PROMPT, plain, plain, 4).result == "PASS"
+    assert compare_texts(target, PROMPT, plain, plain, CHECK).result == "PASS"
     wrong = [*plain[:6], (plain[6] + 1) % 11, *plain[7:]]
-    failed = compare_texts(target, PROMPT, plain, wrong, 4)
+    failed = compare_texts(target, PROMPT, plain, wrong, CHECK)
     assert (failed.result, failed.first_difference) == ("FAIL", 6)
     assert failed.rounding == 0.0
-    shorter = compare_texts(target, PROMPT, plain, plain[:4], 4)
+    shorter = compare_texts(target, PROMPT, plain, plain[:4], CHECK)
     assert (shorter.result, shorter.first_difference) == ("FAIL", 4)
 
 
@@ -288,9 +286,9 @@ def test_a_difference_within_rounding_is_a_tie() -> None:
     target = Close(1e-3)
     plain = list(run_trial(request(0, budget=10), target, None).tokens or ())
     second = int(target.logits((*PROMPT, *plain[:3])).topk(2).indices[1])
-    assert compare_texts(target, PROMPT, plain, [*plain[:3], second], 4).result == "TIE"
+    assert compare_texts(target, PROMPT, plain, [*plain[:3], second], CHECK).result == "TIE"
     third = next(token for token in range(11) if token not in (plain[3], second))
-    assert compare_texts(target, PROMPT, plain, [*plain[:3], third], 4).result == "FAIL"
+    assert compare_texts(target, PROMPT, plain, [*plain[:3], third], CHECK).result == "FAIL"
 
 
 def test_a_difference_as_small_as_an_engines_own_tokens_are_off_is_a_tie() -> None:
@@ -300,7 +298,7 @@ def test_a_difference_as_small_as_an_engines_own_tokens_are_off_is_a_tie() -> No
     other = int(logits.argmin())
     gap = float(logits.max() - logits[other])
     for noise, result in ((None, "FAIL"), (gap, "TIE"), (gap / 3, "FAIL")):
-        compared = compare_texts(target, PROMPT, plain, [*plain[:3], other], 4, noise=noise)
+        compared = compare_texts(target, PROMPT, plain, [*plain[:3], other], CHECK, noise=noise)
         assert (compared.result, compared.noise) == (result, noise)
 
 
@@ -308,7 +306,7 @@ def test_a_difference_that_no_rounding_makes_excuses_nothing() -> None:
     target = Close(1e-9, stateless=True)
     plain = list(run_trial(request(0, budget=10), target, None).tokens or ())
     second = int(target.forward(torch.tensor(plain[2:3]))[0].topk(2).indices[1])
-    failed = compare_texts(target, PROMPT, plain, [*plain[:3], second], 4)
+    failed = compare_texts(target, PROMPT, plain, [*plain[:3], second], CHECK)
     assert failed.result == "FAIL"
     assert failed.rounding is not None
     assert failed.rounding > 0.1
@@ -379,7 +377,8 @@ def test_texts_of_a_sound_16_bit_model_are_never_a_fail(
             for k in (0, 4, 8)
         }
         for k in (4, 8):
-            comparison = compare_texts(model, prompt, texts[0], texts[k], k, dtype)
+            check = replace(CHECK, k=k)
+            comparison = compare_texts(model, prompt, texts[0], texts[k], check, dtype)
             results.append(comparison.result)
             if texts[0] == texts[k]:
                 continue
@@ -387,5 +386,5 @@ def test_texts_of_a_sound_16_bit_model_are_never_a_fail(
             place = comparison.first_difference or 0
             other = (texts[0][place] + 1) % 1024
             wrong = [*texts[0][:place], other]
-            assert compare_texts(model, prompt, texts[0], wrong, k, dtype).result == "FAIL"
+            assert compare_texts(model, prompt, texts[0], wrong, check, dtype).result == "FAIL"
     assert "FAIL" not in results

@@ -121,8 +121,11 @@ class Clockwork:
         return self.now
 
 
-def curves_with_slow_recording(monkeypatch, cells, **budgets):
-    """Curves of a model whose every recording takes 100 s; what was skipped, and what was said."""
+@pytest.mark.parametrize(("recording_s", "late"), [(None, 0), (350.0, 1)])
+def test_compiling_has_a_budget_of_its_own_and_uses_none_of_that_for_measuring(
+    recording_s, late, monkeypatch
+):
+    """Every recording takes 100 s."""
     clock = Clockwork()
     rerun = StaticModel._rerun
 
@@ -134,28 +137,13 @@ def curves_with_slow_recording(monkeypatch, cells, **budgets):
     monkeypatch.setattr(curves, "perf_counter", clock.perf_counter)
     monkeypatch.setattr(static, "time", clock)
     said = []
-    model = StaticModel(qwen3(), 1024, compiled=False)
-    timed = [TimedModel("target", "big", model)]
-    timings, skipped = curves.time_curves(timed, 1, cells, say=said.append, **budgets)
-    return {(t.context_tokens, t.batch) for t in timings}, skipped, said
-
-
-def test_compiling_does_not_use_up_the_time_for_measuring(monkeypatch):
-    cells = [(8, 1), (8, 2), (16, 2)]
-    timed, skipped, said = curves_with_slow_recording(monkeypatch, cells, budget_s=45.0)
-    assert timed == set(cells)
-    assert skipped == []
+    timed = [TimedModel("target", "big", StaticModel(qwen3(), 1024, compiled=False))]
+    cells, how = [(8, 1), (8, 2), (16, 2)], {"budget_s": 45.0, "say": said.append}
+    timings, skipped = curves.time_curves(timed, 1, cells, recording_budget_s=recording_s, **how)
+    assert {(t.context_tokens, t.batch) for t in timings} == {*cells[: len(cells) - late]}
     assert said[0] == "compiling for batch 1 after 8 tokens, the first time takes minutes"
     assert said[1] == curves.TIMING_CURVES
-
-
-def test_compiling_has_a_budget_of_its_own(monkeypatch):
-    cells = [(8, 1), (8, 2), (16, 2)]
-    timed, skipped, _ = curves_with_slow_recording(
-        monkeypatch, cells, budget_s=45.0, recording_budget_s=350.0
-    )
-    assert timed == {(8, 1), (8, 2)}
-    assert [cell.reason for cell in skipped] == [
+    assert [cell.reason for cell in skipped] == late * [
         "no time left of the 350 s for recording and compiling; "
         "name it in contexts= and batches= to time it"
     ]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from workloads import DRAFTS, KS, Steps, population, trace
+from workloads import DRAFTS, KS, population, trace, visited
 
 from harness.analysis.leaderboard import rank
 from harness.analysis.predicted import (
@@ -64,7 +64,7 @@ def replays(traces):
 def latency():
     rng = np.random.default_rng(0)
     paces = dict(zip(DRAFTS, (0.2, 0.1, 0.05, 0.1), strict=True))
-    return {draft: Steps(pace, 1.0, TIMES.verify_s).latency(rng) for draft, pace in paces.items()}
+    return {draft: visited(replace(TIMES, draft_s=pace), rng) for draft, pace in paces.items()}
 
 
 def test_texts_of_uneven_length_are_replayed_as_if_each_were_alone(traces, monkeypatch):
@@ -72,10 +72,9 @@ def test_texts_of_uneven_length_are_replayed_as_if_each_were_alone(traces, monke
     together = replayed(texts, "ratio", [1, 4])
     for row, text in enumerate(texts):
         for k in (1, 4):
-            direct = replay(by_start(np.exp(text.draft_logprob)[None], k), [len(text.tokens)], [k])[
-                k
-            ]
-            assert together[k].rounds[row] == pytest.approx(direct.rounds[0], abs=1e-9)
+            chances = by_start(np.exp(text.draft_logprob)[None], k)
+            direct = replay(chances, [len(text.tokens)], [k])[k].rounds[0]
+            assert together[k].rounds[row] == pytest.approx(direct, abs=1e-9)
     monkeypatch.setattr("harness.analysis.replayed.CHUNK_ENTRIES", 1)
     assert replayed(texts, "ratio", [4])[4].rounds == pytest.approx(together[4].rounds)
 
@@ -92,54 +91,40 @@ def test_an_ngrams_rounds_are_written_out():
         assert counts[1].proposals[0].tolist() == [2, 2]
 
 
-def without_score(texts):
-    return [texts[0], replace(texts[1], draft_logprob=np.full(len(texts[1].tokens), np.nan))]
+def changed(traces, place, **changes):
+    """Two texts, of which one is changed."""
+    texts = traces["good"][:2]
+    texts[place] = replace(texts[place], **changes)
+    return {"good": texts}
 
 
 @pytest.mark.parametrize(
-    ("by_draft", "ks", "temperature", "message"),
+    ("by_draft", "asked", "message"),
     [
-        (lambda _: {}, [1], 1.0, "no draft to score"),
-        (lambda t: {"good": t["good"]}, [], 1.0, "nothing to replay"),
-        (lambda t: {"good": t["good"]}, [1], 0.7, r"no text at temperature 0\.7"),
-        (lambda t: {"good": [*t["good"], t["good"][0]]}, [1], 1.0, "has a text twice"),
-        (lambda t: {"good": t["good"][:3], "fair": t["fair"][3:]}, [1], 1.0, "no prompt that ev"),
+        (lambda _: {}, {}, "no draft to score"),
+        (lambda t: {"good": t["good"]}, {"ks": []}, "nothing to replay"),
+        (lambda t: {"good": t["good"]}, {"temperature": 0.7}, r"no text at temperature 0\.7"),
+        (lambda t: {"good": [*t["good"], t["good"][0]]}, {}, "has a text twice"),
+        (lambda t: {"good": t["good"][:3], "fair": t["fair"][3:]}, {}, "no prompt that ev"),
         (
             lambda t: {"good": t["good"], "fair": [replace(t["good"][0], tokens=np.arange(1, 3))]},
-            [1],
-            1.0,
+            {},
             "not the text that 'good' scored",
         ),
+        (lambda t: changed(t, 1, top_k=5), {}, "another top_k or top_p"),
         (
-            lambda t: {"good": [t["good"][0], replace(t["good"][1], top_k=5)]},
-            [1],
-            1.0,
-            "another top_k or top_p",
+            lambda t: changed(t, 1, draft_logprob=np.nan * t["good"][1].draft_logprob),
+            {},
+            "no log-probability at pos",
         ),
-        (lambda t: {"good": without_score(t["good"])}, [2], 1.0, "no log-probability at pos"),
-        (
-            lambda t: {"good": [replace(t["good"][0], tokens=np.array([], dtype=np.int64))]},
-            [2],
-            1.0,
-            "has no text",
-        ),
-        (
-            lambda t: {"good": [t["good"][0], replace(t["good"][1], chosen=True)]},
-            [2],
-            1.0,
-            "some were not",
-        ),
-        (
-            lambda _: {"ngram": [looked_up([[1, 0]], [2])]},
-            [1, 3],
-            1.0,
-            "k=3: .* is scored for K up to 2",
-        ),
+        (lambda t: changed(t, 0, tokens=np.array([], dtype=np.int64)), {}, "has no text"),
+        (lambda t: changed(t, 1, chosen=True), {}, "some were not"),
+        (lambda _: {"ngram": [looked_up([[1, 0]], [2])]}, {"ks": [1, 3]}, "k=3: .* for K up to 2"),
     ],
 )
-def test_traces_that_replay_would_misread_are_refused(traces, by_draft, ks, temperature, message):
+def test_traces_that_replay_would_misread_are_refused(traces, by_draft, asked, message):
     with pytest.raises(UserError, match=message) as caught:
-        replay_drafts(by_draft(traces), "ratio", ks, temperature)
+        replay_drafts(by_draft(traces), "ratio", **{"ks": [1], "temperature": 1.0, **asked})
     assert "\n" not in str(caught.value)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from harness.records import LatencyRow, UserError
-from harness.theory.architecture import Architecture, experts_touched
+from harness.theory.architecture import Architecture, ModelBytes, experts_touched, memory_view
 from harness.theory.cost import (
     LOAD_BYTES_PER_S,
     SECONDS_PER_LAYER,
@@ -21,7 +21,6 @@ from harness.theory.cost import (
     text_forwards,
     usd_per_million_tokens,
 )
-from harness.theory.memory import ModelBytes, memory_view
 from harness.theory.roofline import (
     Card,
     ReadingModel,
@@ -92,8 +91,8 @@ def test_a_small_model_counted_by_hand():
     assert untied.parameters == TINY.parameters + 80
     assert untied.bytes_read() == TINY.bytes_read()
     assert TINY.kv_bytes_read(100) == 2 * 2 * 1 * 4 * 100 * 2
-    more = TINY.bytes_read(context_tokens=100, batch=3, bytes_per_value=1)
-    assert more == TINY.bytes_read() + 3 * 1600
+    more = TINY.bytes_read(context_tokens=100, batch=3, bytes_per_parameter=1)
+    assert more == TINY.bytes_read() / 2 + 3 * 1600
 
 
 def test_only_a_mixture_of_experts_reads_more_for_more_positions():

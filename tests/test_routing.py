@@ -30,6 +30,7 @@ from harness.reporting.sentences import verdict
 from harness.summary import TextCheck
 
 VOCAB = 128
+CHECK = TextCheck("easy", "p", 0, 4, "OPEN")
 
 
 def mixture(seed: int = 0, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Any:
@@ -126,7 +127,7 @@ def test_texts_that_routing_ties_change_are_ties_and_said_to_be(
 ) -> None:
     target = LeanModel(deep, VOCAB)
     each = differing(target)
-    compare = partial(compare_texts, target, num_draft_tokens=4, dtype=deep.dtype)
+    compare = partial(compare_texts, target, check=CHECK, dtype=deep.dtype)
     assert compare(*each).result == "FAIL"  # as a network without routers is judged
     tie = compare(*each, network=deep)
     assert tie.result == "TIE"
@@ -135,7 +136,7 @@ def test_texts_that_routing_ties_change_are_ties_and_said_to_be(
     monkeypatch.setattr("harness.measurement.lossless.MOST_BY_ROUTING", 0.0)
     unjudged = compare(*each, network=deep)
     assert unjudged.result == "UNJUDGED"
-    checks = [TextCheck("easy", "p", 0, 4, **one._asdict()) for one in (tie, unjudged)]
+    checks = [tie, unjudged]
     (ties,), (counts,) = routing_ties.of(checks), greedy_texts_differ.of(checks)
     assert ties.values == {"tie": 1, "unjudged": 1}
     assert counts.values["not_judged"] == 1
@@ -151,9 +152,9 @@ def test_a_mixture_whose_routers_are_not_found_is_not_judged(deep: Any) -> None:
     unknown = unknown.to(torch.bfloat16)
     unknown.config.num_experts = 8  # as of a family that keeps its routers elsewhere
     assert routers(unknown) == []
-    judged = compare_texts(target, *each, num_draft_tokens=4, dtype=deep.dtype, network=unknown)
+    judged = compare_texts(target, *each, check=CHECK, dtype=deep.dtype, network=unknown)
     assert (judged.result, judged.routing) == ("UNJUDGED", None)
-    (caveat,) = routing_ties.of([TextCheck("easy", "p", 0, 4, **judged._asdict())])
+    (caveat,) = routing_ties.of([judged])
     assert caveat.values == {"tie": 0, "unjudged": 1}
 
 
@@ -205,5 +206,5 @@ def test_a_text_that_no_tie_explains_is_a_fail(deep: Any) -> None:
     target.prefill(prompt[:-1])
     worst = int(target.forward(torch.tensor(prompt[-1:]))[-1].argmin())
     wrong = (worst, *plain[1:])
-    judged = compare_texts(target, prompt, plain, wrong, 4, deep.dtype, network=deep)
+    judged = compare_texts(target, prompt, plain, wrong, CHECK, deep.dtype, network=deep)
     assert (judged.result, judged.first_difference) == ("FAIL", 0)

@@ -45,14 +45,13 @@ from harness.records import (
     UserError,
 )
 from harness.reporting.pages import PAGES
-from harness.storage import RESULT_COLUMNS, RunFolder, load, load_confidences, load_traces, lock
+from harness.storage import TABLES, RunFolder, files, load, load_confidences, load_traces
 from harness.storage import traces as stored_traces
 from harness.summary import DistributionTest, RunFacts, Summary, TextCheck
 
 SWEEP = load(FROZEN / "sweep")
 CONFIG, TRIAL = SWEEP.config, SWEEP.trials[1]
 TIMING = RoundTiming(0, "tiny", "tiny_good", 2, 0.0, 40, 1, 16, 29, 0.0123)
-TABLES = ("results.csv", "latency.csv", "latency_samples.csv")
 SUMMARY = Summary(RunFacts("sweep", "run", "running", None, "tiny", "tiny_good"))
 
 
@@ -114,12 +113,12 @@ def test_tables_have_the_contracts_columns_and_empty_means_empty(tmp_path: Path)
     folder.write_table("results.csv", ResultRow, rows)
     stored = load(folder.path)
     assert folder.timings() == stored.timings == timings, "names like numbers stay names"
-    assert tuple(stored.results.columns) == RESULT_COLUMNS
+    assert tuple(stored.results.columns) == TABLES["results.csv"].columns
     assert tuple(stored.latency.columns) == tuple(field.name for field in fields(LatencyRow))
     header, line = (folder.path / "results.csv").read_text().splitlines()
     assert header.startswith("model,draft,prompt_set,temperature,k,source,status,error,prompts,")
     assert header.endswith("breakeven_alpha,peak_memory_bytes,engine,concurrency")
-    empty = "," * (len(RESULT_COLUMNS) - 8)
+    empty = "," * (len(TABLES["results.csv"].columns) - 8)
     assert line == f"tiny,,easy,0.0,0,measured,complete{empty}own,1"
 
 
@@ -176,6 +175,11 @@ def test_only_the_same_run_of_this_version_is_resumed_or_read(
         assert said in refusal(act)
     folder.note(schema_version=SCHEMA_VERSION + 1)
     assert "newer version" in refusal(lambda: load(folder.path))
+    folder.note(schema_version=SCHEMA_VERSION - 1)
+    said = refusal(lambda: load(folder.path))
+    assert f"made by an earlier version (schema {SCHEMA_VERSION - 1};" in said
+    assert "make it again" in said
+    assert refusal(lambda: RunFolder.resume(folder.path, "sweep", CONFIG)) == said
 
 
 # ---- damage -------------------------------------------------------------------------------------
@@ -203,14 +207,12 @@ def read_as_other_values(file: Path, flips: int, read: Callable[[], Any]) -> tup
     return other, refused
 
 
-def test_a_flipped_bit_in_the_trials_is_never_read_as_other_values(folder: RunFolder) -> None:
-    file = folder.path / "trials.jsonl"
-    other, refused = read_as_other_values(file, 25, folder.trials.read)
+def test_a_flipped_bit_in_trials_or_traces_is_never_read_as_other_values(
+    folder: RunFolder,
+) -> None:
+    other, refused = read_as_other_values(folder.trials.file, 25, folder.trials.read)
     assert other == 0
     assert refused >= 23  # the name of the first line's checksum is no value
-
-
-def test_a_flipped_bit_in_the_traces_is_never_read_as_other_values(folder: RunFolder) -> None:
     file = folder.path / "traces.parquet"
     assert read_as_other_values(file, 200, lambda: len(load_traces(folder.path))) == (0, 200)
 
@@ -241,21 +243,6 @@ def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFold
     again.write_table("latency.csv", LatencyRow, latency_rows(again.timings()))
     checksums = json.loads((folder.path / "checksums.json").read_text())
     assert {*checksums["files"]} == {"latency.csv"}
-
-
-def test_a_run_of_an_earlier_version_is_refused_in_one_line(folder: RunFolder) -> None:
-    folder.note(schema_version=SCHEMA_VERSION - 1)
-    said = refusal(lambda: load(folder.path))
-    assert f"made by an earlier version (schema {SCHEMA_VERSION - 1};" in said
-    assert "make it again" in said
-    assert refusal(lambda: RunFolder.resume(folder.path, "sweep", CONFIG)) == said
-
-
-def test_a_line_without_a_checksum_is_damaged(folder: RunFolder) -> None:
-    file, count = folder.path / "trials.jsonl", len(folder.trials.read())
-    with file.open("a") as lines:
-        lines.write("{}\n")
-    assert f"line {count + 1}: damaged (it has no checksum)" in refusal(folder.trials.read)
 
 
 def test_what_the_manifest_does_not_know_survives_and_what_it_knows_is_typed(
@@ -325,20 +312,17 @@ def test_round_times_come_back_and_a_killed_writers_half_line_is_cut_off(folder:
     assert "rounds.jsonl, line 1: damaged" in refusal(folder.rounds.read)
 
 
-def test_a_folder_that_was_deleted_while_it_was_written_is_not_called_intact(
+def test_a_lost_file_of_a_complete_run_is_not_passed_over_nor_a_lost_folder_called_intact(
     folder: RunFolder,
 ) -> None:
-    shutil.rmtree(folder.path)
-    with pytest.raises(UserError, match="was deleted while it was written; start the run anew"):
-        folder.note(status="complete")
-
-
-def test_a_lost_file_of_a_complete_run_is_not_passed_over(folder: RunFolder) -> None:
     folder.write_checks(())
     folder.note(status="complete")
     (folder.path / "checks.jsonl").unlink()
     with pytest.raises(UserError, match=r"checks.jsonl: the file is missing; put back a copy"):
         report.run(ReportConfig(run=str(folder.path)))
+    shutil.rmtree(folder.path)
+    with pytest.raises(UserError, match="was deleted while it was written; start the run anew"):
+        folder.note(status="complete")
 
 
 def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(folder: RunFolder) -> None:
@@ -349,12 +333,12 @@ def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(folder: RunFolder) 
     assert RunFolder.resume(folder.path, "sweep", CONFIG).trials.read() == trials
     assert file.read_bytes() == content
     file.write_bytes(content[:-1] + b"J")
-    with pytest.raises(UserError, match=f"line {len(trials)}: damaged"):
-        folder.trials.read()
+    assert f"line {len(trials)}: damaged" in refusal(folder.trials.read)
+    file.write_bytes(content + b"{}\n")
+    assert f"line {len(trials) + 1}: damaged (it has no checksum)" in refusal(folder.trials.read)
     file.write_bytes(content)
     folder.note(status="complete")
     file.write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
-    assert load(folder.path).lost_trials == 1
     runs = [str(folder.path), str(FROZEN / "sweep")]
     for settings in (ReportConfig(run=runs[0]), ReportConfig(runs=runs)):
         with pytest.raises(UserError, match="1 of the generations that were stored are missing"):
@@ -477,7 +461,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     folder: RunFolder, broken: Break, monkeypatch: pytest.MonkeyPatch, number: int, call: str
 ) -> None:
     stored, traces = load(folder.path), load_traces(folder.path)
-    files = {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
     extra, summary = replace(stored.trials[0], cell="extra"), analyse(stored)
     broken(number, call)
     for write in (
@@ -494,8 +478,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     monkeypatch.undo()
     after = {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
     # The digests that are valid may have grown by those of files that could not be written
-    assert {name for name in files if files[name] != after[name]} <= {"checksums.json"}
-    assert set(files) == set(after), "nothing half-written is left"
+    assert {name for name in before if before[name] != after[name]} <= {"checksums.json"}
+    assert set(before) == set(after), "nothing half-written is left"
     again = RunFolder.resume(folder.path, "sweep", CONFIG)
     again.trials.append(extra)
     assert load(folder.path).trials == (*stored.trials, extra)
@@ -570,38 +554,23 @@ def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
     with pytest.raises(UserError, match=rf"resume=.*: process {process.pid} on .* is writing"):
         RunFolder.resume(path, "sweep", {"k": [2]})
     # A report on it reads, and leaves the writing to it
-    before = (path / "manifest.json").read_bytes()
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
     with without_plots():
         report.run(ReportConfig(run=str(path)))
-    assert (path / "report.html").is_file()
-    assert (path / "manifest.json").read_bytes() == before
+    after = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+    assert {*after} - {*before} == {"report.html", "report.md"}
+    assert {name: after[name] for name in before} == before
     process.kill()
     process.wait()
     assert (path / "run.lock").exists()
-    run = RunFolder.resume(path, "sweep", {"k": [2]})
-    assert path in lock.held()
-    del run
-    assert path not in lock.held()
-    assert not (path / "run.lock").exists()
-
-
-@pytest.mark.exhaustive
-def test_a_report_on_a_run_being_written_writes_only_the_report(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder.note(status="running")
-    for name in ("results.csv", "summary.json"):
-        (folder.path / name).unlink()
-
-    def busy(path: Path) -> None:
-        raise lock.Busy(str(path))
-
-    monkeypatch.setattr("harness.storage.take", busy)
     with without_plots():
-        report.run(ReportConfig(run=str(folder.path)))
-    assert (folder.path / "report.md").is_file()
-    assert not (folder.path / "results.csv").exists()
-    assert not (folder.path / "summary.json").exists()
+        report.run(ReportConfig(run=str(path)))
+    assert (path / "results.csv").is_file()
+    run = RunFolder.resume(path, "sweep", {"k": [2]})
+    assert path in files.held()
+    del run
+    assert path not in files.held()
+    assert not (path / "run.lock").exists()
 
 
 def test_a_file_system_without_locks_is_written_without_and_says_so(
@@ -864,9 +833,9 @@ def test_no_environment_variable_is_stored(tmp_path: Path, monkeypatch: pytest.M
     settings = ["draft_ms=1", "target_ms=10", "k=[1]", f"results_root={tmp_path}"]
     run = breakeven.run(compose("breakeven", settings)).folder
     assert run is not None
-    files = [path for path in run.rglob("*") if path.is_file()]
-    assert len(files) >= 8
-    stored = b"".join(path.read_bytes() for path in files)
+    written = [path for path in run.rglob("*") if path.is_file()]
+    assert len(written) >= 8
+    stored = b"".join(path.read_bytes() for path in written)
     for value in (*secrets.values(), *typed, "me:pass"):
         assert value.encode() not in stored
     said = load(run).manifest.environment.command

@@ -62,13 +62,11 @@ def waits(services: Sequence[int], load: float, number: int) -> float:
     return float((served.entered_s - served.arrived_s).mean())
 
 
-def test_one_slot_with_texts_of_one_length_waits_as_an_m_d_1_queue() -> None:
+@pytest.mark.parametrize("services", [[4], [1, 4, 10]])
+def test_one_slot_waits_as_an_m_g_1_queue_or_with_texts_of_one_length_an_m_d_1(
+    services: list[int],
+) -> None:
     load = 0.5
-    assert waits([4], load, 150_000) == pytest.approx(4 * load / (2 * (1 - load)), rel=0.01)
-
-
-def test_one_slot_with_texts_of_several_lengths_waits_as_an_m_g_1_queue() -> None:
-    services, load = [1, 4, 10], 0.5
     # Pollaczek and Khinchine
     second = float(np.mean(np.square(services)) / np.mean(services))
     expected = load * second / (2 * (1 - load))

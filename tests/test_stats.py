@@ -18,8 +18,6 @@ from harness.stats.jackknife import (
     share_interval,
     workload_ratio,
 )
-from harness.stats.two_phase import two_phase
-from harness.stats.workload import Workload, visit_error
 
 SETS = ("easy",) * 12 + ("hard",) * 20
 
@@ -201,94 +199,6 @@ def test_weights_are_normalised_and_those_that_do_not_fit_are_refused(weights, s
 
 def test_holm_by_hand():
     assert jackknife.holm([0.01, 0.04, 0.03, None]) == pytest.approx([0.03, 0.06, 0.06, None])
-
-
-# A choice among candidates
-
-
-def workload(seconds, **changes):
-    """Candidates' seconds, [candidate, prompt], where plain decoding takes 1."""
-    ones = np.ones(seconds.shape)
-    return Workload(ones[0], ones[0], seconds, ones, ("s",) * len(ones[0]), **changes)
-
-
-def test_a_single_candidate_has_its_own_speedup_and_the_jackknifes_interval():
-    """But for the term for skew, which puts the lower bound further off."""
-    rng = np.random.default_rng(0)
-    seconds = np.exp(rng.normal([[-0.5]], 0.05, (1, 16)))
-    fit = two_phase(workload(seconds), seed=0)
-    assert fit is not None
-    assert fit.named == 0
-    assert fit.speedup == pytest.approx(16 / seconds[0].sum())
-    ones = np.ones(16)
-    expected = speedup_interval(ones, ones, seconds[0], ones)
-    assert expected is not None
-    found = fit.interval(0.95)
-    assert found.hi == pytest.approx(expected.hi)
-    assert found.lo == pytest.approx(expected.lo)
-
-
-def test_a_candidate_that_is_clearly_the_best_pays_nothing_for_the_choice():
-    rng = np.random.default_rng(0)
-    seconds = np.exp(rng.normal([[-0.5], [0.2]], 0.05, (2, 16)))
-    alone, of_two = (two_phase(workload(each), seed=0) for each in (seconds[:1], seconds))
-    assert alone is not None
-    assert of_two is not None
-    assert of_two.interval(0.95) == pytest.approx(alone.interval(0.95))
-
-
-def test_the_optimism_of_choosing_is_taken_off():
-    """Each candidate is fast on one prompt only, another one for each."""
-    seconds = np.where(np.eye(16), 0.2, 1.1)
-    fit = two_phase(workload(seconds), seed=0)
-    assert fit is not None
-    assert 16 / seconds[0].sum() == pytest.approx(0.96, abs=0.01)
-    assert fit.speedup < 0.93
-
-
-def test_a_lucky_visit_that_favours_one_candidate_is_neither_trusted_nor_forgotten():
-    """Rounds of the second candidate were fast in two visits of six; that is all its lead."""
-    seconds = np.stack([np.ones(16), np.full(16, 0.95)])
-    costs = np.ones((2, 6))
-    costs[1, :2] = 0.75
-    timing = (visit_error(costs / costs.mean(axis=1, keepdims=True)),)
-    fit, exact = (two_phase(workload(seconds, timing=each), seed=0) for each in (timing, ()))
-    assert fit is not None
-    assert exact is not None
-    assert (exact.interval(0.95).lo > 1.0, fit.interval(0.95).lo > 1.0) == (True, False)
-    assert fit.of_named(fit.timing).value > 0.0
-
-
-def test_draws_vary_as_the_intervals_say_and_share_what_candidates_share():
-    rng = np.random.default_rng(0)
-    shared, apart = rng.normal(0.0, 0.2, 24), rng.normal(0.0, 0.02, (2, 24))
-    costs = 1.0 + 0.03 * rng.normal(size=(1, 12))
-    timing = (visit_error(costs / costs.mean()).among(2, [1]),)
-    work = workload(np.exp(shared + apart), timing=timing)
-    drawn = work.drawn(20_000, 0)
-    assert drawn.mean(axis=0) == pytest.approx(work.log_speedups.value, abs=0.002)
-    assert drawn.var(axis=0) == pytest.approx(work.variance().value, rel=0.05)
-    assert (drawn[:, 0] - drawn[:, 1]).std() < 0.8 * drawn[:, 0].std()
-
-
-def test_the_best_of_eight_nulls_would_win_far_more_often_on_the_prompts_it_was_chosen_on():
-    """The reason for bounds that allow for the choice."""
-    plain, fitted, size, simulations = 0, 0, 16, 100
-    tokens = np.full(size, 48.0)
-    for seed in range(simulations):
-        rng = np.random.default_rng(seed)
-        baseline = np.exp(rng.normal(0.0, 0.1, size))
-        seconds = np.exp(rng.normal(0.0, 0.1, size) + rng.normal(0.0, 0.2, (8, size)))
-        work = Workload(baseline, tokens, seconds, np.tile(tokens, (8, 1)), SETS[4 : 4 + size])
-        best = seconds[int(np.argmax(work.log_speedups.value))]
-        chosen = speedup_interval(baseline, tokens, best, tokens, work.prompt_sets)
-        fit = two_phase(work, seed=seed)
-        assert chosen is not None
-        assert fit is not None
-        plain += chosen.lo > 1.0
-        fitted += fit.interval(0.95).lo > 1.0
-    assert fitted <= simulations * 0.05
-    assert plain > 2 * fitted + 5
 
 
 # Sums of skew terms

@@ -23,7 +23,7 @@ from harness.config import SweepConfig
 from harness.measurement.generations import run_trial
 from harness.models.lean.model import LeanModel
 from harness.records import NotMeasured, UserError
-from harness.storage import RESULT_COLUMNS, StoredRun, load
+from harness.storage import TABLES, StoredRun, load
 from harness.summary import from_json
 
 KS, TEMPERATURES = [1, 4], [0.0, 1.0]
@@ -44,7 +44,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
 
 def test_a_sweep_measures_predicts_and_replays_every_cell(swept: StoredRun) -> None:
     assert swept.manifest.status == "complete"
-    assert tuple(swept.results.columns) == RESULT_COLUMNS
+    assert tuple(swept.results.columns) == TABLES["results.csv"].columns
     names = ["prompt_set", "temperature", "k"]
     cells = {
         source: sorted(rows[names].itertuples(index=False, name=None))

@@ -205,10 +205,9 @@ def test_nan_logits_name_the_model_the_prompt_and_the_position(requests: list[Re
         generate_texts(bad, [request], name="model=bad")
     with pytest.raises(BrokenLogitsError, match=f"draft=bad: .*{where}"):
         score_texts([text], good, bad, draft_name="bad", draft_shown="draft=bad")
+    again = [replace(text, hidden=None)]
     with pytest.raises(BrokenLogitsError, match=f"model=bad: .*{where}"):
-        score_texts(
-            [replace(text, hidden=None)], bad, good, draft_name="good", target_shown="model=bad"
-        )
+        score_texts(again, bad, good, draft_name="good", target_shown="model=bad")
 
 
 def soft_capped() -> CachedModel:
@@ -230,9 +229,8 @@ def test_a_model_that_cannot_be_taken_apart_is_generated_and_scored_whole(
     texts = generate_texts(capped, asked, name="model=capped")
     assert [text.tokens for text in texts] == [plain(capped, request) for request in asked]
     assert all(text.hidden is None for text in texts)
-    for trace, text in zip(
-        score_texts(texts, capped, drafts["tiny_good"], draft_name="d", chunk=5), texts, strict=True
-    ):
+    scored = score_texts(texts, capped, drafts["tiny_good"], draft_name="d", chunk=5)
+    for trace, text in zip(scored, texts, strict=True):
         assert_scored(trace, text, capped, drafts["tiny_good"], 1024)
 
 
@@ -299,14 +297,9 @@ def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
 ) -> None:
     model = make()
     prompts = [tuple(range(3, 3 + length)) for length in (12, 5, 12, 9, 1)]
+    (sampled,) = at(requests[:1], SAMPLED)
     asked = [
-        replace(
-            requests[0],
-            tokens=tokens,
-            sampling=SAMPLED,
-            repetition=index,
-            budget=8 + index,
-        )
+        replace(sampled, tokens=tokens, repetition=index, budget=8 + index)
         for index, tokens in enumerate(prompts)
     ]
     texts = generate_texts(model, asked, name="model=other")
@@ -342,9 +335,8 @@ def assert_scored(
         q = torch.nn.functional.one_hot(best, width).double()
     else:
         p = sampler_for(sampling)(target_logits).double()
-        q = sampler_for(replace(sampling, temperature=trace.draft_temperature))(
-            draft_logits
-        ).double()
+        of_draft = replace(sampling, temperature=trace.draft_temperature)
+        q = sampler_for(of_draft)(draft_logits).double()
     expected = {
         "target_logprob": p[rows, tokens].log(),
         "draft_logprob": q[rows, tokens].log(),
@@ -398,9 +390,8 @@ def test_logits_are_cut_to_the_narrower_vocabulary(
     narrow = CachedModel(target.network, 1000)
     texts = generate_texts(narrow, at(requests[:3], SAMPLED), name="model=tiny")
     for draft in (CachedModel(drafts["tiny_good"].network, 990), drafts["tiny_good"]):
-        for trace, text in zip(
-            score_texts(texts, narrow, draft, draft_name="d"), texts, strict=True
-        ):
+        scored = score_texts(texts, narrow, draft, draft_name="d")
+        for trace, text in zip(scored, texts, strict=True):
             assert_scored(trace, text, narrow, draft, min(1000, draft.vocab_size))
 
 
@@ -475,16 +466,11 @@ def assert_same(one: TextTrace, other: TextTrace) -> None:
 def test_traces_come_back_as_they_were(
     target: CachedModel, drafts: dict[str, CachedModel], requests: list[Request], tmp_path: Path
 ) -> None:
+    (other,) = at(requests[:1], SamplingParameters(0.6, None, 0.8))
     asked = [
         *requests[:2],
         *at(requests[:2], SamplingParameters(1.0, top_k=5)),
-        replace(
-            requests[0],
-            category=None,
-            repetition=1,
-            budget=1,
-            sampling=SamplingParameters(0.6, None, 0.8),
-        ),
+        replace(other, category=None, repetition=1, budget=1),
     ]
     texts = generate_texts(target, asked, name="model=tiny")
     traces = [

@@ -5,8 +5,6 @@ share what makes a prompt hard. Round times are known from noisy visits with a t
 that is sometimes busy.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from harness.analysis.round_costs import Latency, TimedVisits, latency_of
@@ -66,24 +64,10 @@ def population(seed, size):
     return traces
 
 
-@dataclass(frozen=True)
-class Steps:
-    """The true step times, seconds, of which rounds are made."""
-
-    draft_s: float
-    target_s: float
-    verify_s: tuple[float, ...]
-
-    @property
-    def times(self) -> StepTimes:
-        """As the formulas take them."""
-        return StepTimes(self.draft_s, self.target_s, self.verify_s)
-
-    def latency(self, rng) -> Latency:
-        """What a run would know of these from its visits."""
-        rounds = RoundTimes.from_steps(self.times, max(KS))
-        true = np.array([rounds.at(k) for k in (0, *KS)])
-        late = np.where(rng.random((VISITS, len(true))) < 0.05, rng.exponential(0.2), 0.0)
-        seconds = true * np.exp(VISIT_NOISE * rng.normal(size=(VISITS, len(true))) + late)
-        visits = TimedVisits(1.0, seconds[:, 0], KS, seconds[:, 1:] / seconds[:, :1])
-        return latency_of((), visits)
+def visited(times: StepTimes, rng) -> Latency:
+    """What a run would know from its visits of rounds that are made of such steps."""
+    rounds = RoundTimes.from_steps(times, max(KS))
+    true = np.array([rounds.at(k) for k in (0, *KS)])
+    late = np.where(rng.random((VISITS, len(true))) < 0.05, rng.exponential(0.2), 0.0)
+    seconds = true * np.exp(VISIT_NOISE * rng.normal(size=(VISITS, len(true))) + late)
+    return latency_of((), TimedVisits(1.0, seconds[:, 0], KS, seconds[:, 1:] / seconds[:, :1]))

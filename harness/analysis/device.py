@@ -6,8 +6,13 @@ from dataclasses import fields
 from harness.analysis.setup import Setup
 from harness.storage.manifest import ModelEntry
 from harness.summary import DraftMemory
-from harness.theory.architecture import COUNTED, Architecture, architecture_from
-from harness.theory.memory import ModelBytes, memory_view
+from harness.theory.architecture import (
+    COUNTED,
+    Architecture,
+    ModelBytes,
+    architecture_from,
+    memory_view,
+)
 from harness.theory.roofline import Card, is_card
 
 # Per weight and cached number, where a manifest does not say it

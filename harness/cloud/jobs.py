@@ -21,7 +21,7 @@ from harness.config import SCHEMAS, GpuConf, ModelConf, is_folder
 from harness.engine_facts.engines import OWN, rented
 from harness.engines.adapters import adapter_of
 from harness.records import Prompt, UserError, where
-from harness.theory.memory import MemoryFit
+from harness.theory.architecture import MemoryFit
 
 # The cloud's names of cards, and their files in conf/gpu
 GPUS = {

@@ -64,7 +64,7 @@ from harness.reporting.console import print_brief, print_table, standard_output
 from harness.reporting.tables.cards import cost_table
 from harness.reporting.tables.specification import Column, Table, table
 from harness.stats.two_phase import LOOKS, most_measured
-from harness.theory.architecture import architecture_of
+from harness.theory.architecture import MemoryFit, architecture_of, usable_bytes
 from harness.theory.cost import (
     ALPHA,
     Forwards,
@@ -73,7 +73,6 @@ from harness.theory.cost import (
     text_forwards,
     timing_forwards,
 )
-from harness.theory.memory import MemoryFit, usable_bytes
 from harness.theory.roofline import Card
 
 # Cards whose costs stand above the table of drafts

@@ -23,9 +23,8 @@ from harness.config import CONF_DIR, DraftsEntry, GpuConf, ModelConf, checked
 from harness.models.embedded import folder_of
 from harness.models.memory import shape_of
 from harness.records import UserError
-from harness.theory.architecture import architecture_of
+from harness.theory.architecture import MemoryFit, architecture_of, usable_bytes
 from harness.theory.cost import ModelSize
-from harness.theory.memory import MemoryFit, usable_bytes
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from harness.records import UserError
 from harness.reporting import grid, index
 from harness.reporting.index import Line
 from harness.storage import RunFolder, StoredRun, load, refuse_lost
-from harness.storage.lock import Busy
+from harness.storage.files import Busy
 from harness.summary import ComparisonRow, Summary
 
 RUN_FILES = ("manifest.json", "config.yaml")

@@ -375,18 +375,18 @@ def check_texts(
         if by_tokens.id in known or by_tokens.result == "PASS":
             checks.append(known.get(by_tokens.id, by_tokens))
             continue
-        comparison = compare_texts(
+        check = compare_texts(
             pair.target_model,
             prompts[trial.prompt_set, trial.prompt],
             plain.tokens or (),
             trial.tokens or (),
-            trial.k,
+            by_tokens,
             pair.target.network.dtype,
             config.decode.repetition_penalty,
             pair.target.network,
             noise,
         )
-        checks.append(replace(by_tokens, **comparison._asdict()))
+        checks.append(check)
     folder.write_checks([*checks, *tests])
     return checks
 

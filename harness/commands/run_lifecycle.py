@@ -20,9 +20,10 @@ from harness.analysis import analyse
 from harness.command_words import as_typed
 from harness.commands.progress import fetching, progress, say
 from harness.config import AuditionConfig, PairConfig
-from harness.measurement.environment import CardWatch, OtherLoad
+from harness.measurement.environment import OtherLoad, watched_cards
 from harness.records import (
     BrokenLogitsError,
+    CardReadings,
     LatencyRow,
     NotMeasured,
     Prompt,
@@ -165,10 +166,10 @@ def measuring(folder: RunFolder, device: "torch.device") -> Iterator[None]:
 
     Of a run that was resumed, the busier time counts. What the card did is noted too.
     """
-    load, processes, card = OtherLoad(), _others_on(device), CardWatch(device)
+    load, processes, readings = OtherLoad(), _others_on(device), list[CardReadings]()
     with running(folder):
         try:
-            with card:
+            with watched_cards(device, readings):
                 yield
         finally:
             known, now = folder.manifest, load.so_far()
@@ -176,7 +177,7 @@ def measuring(folder: RunFolder, device: "torch.device") -> Iterator[None]:
             counts = [count for count in (*others, _others_on(device)) if count is not None]
             with suppress(UserError):  # as in `running`
                 folder.note(
-                    card_readings=(*known.card_readings, *card.readings()),
+                    card_readings=(*known.card_readings, *readings),
                     other_load=before if before and before.load > now.load else now,
                     other_gpu_processes=max(counts, default=None),
                 )

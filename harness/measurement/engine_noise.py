@@ -52,34 +52,23 @@ LEAST_NOISE = 1e-5
 
 @dataclass(frozen=True)
 class PlainText:
-    """A greedy text of the server that decodes plainly.
+    """A greedy text of the server that decodes plainly."""
 
-    Attributes:
-        asked: the request that it answers.
-        position: of the first token that another text has not; None where it is equal.
-        other: the other text's token there; None likewise.
-    """
-
-    asked: Asked
+    asked: Asked  # the request that it answers
     tokens: tuple[int, ...]
-    position: int | None = None
-    other: int | None = None
+    position: int | None = None  # of the first token that another text has not
+    other: int | None = None  # the other text's token there
 
 
 @dataclass(frozen=True)
 class Margins:
-    """Margins of one of the plain server's texts.
+    """Margins of one of the plain server's texts, nats."""
 
-    Attributes:
-        step, batch: at the difference, of the plain text's token over the other one, nats; None
-            where there is none or one text ends there, and `step` where the text came out
-            differently before it.
-        changes: of the margin of the likeliest two tokens from steps to batches, nats.
-    """
-
+    # step, batch: at the difference, of the plain text's token over the other one; None where there
+    # is none or one text ends there, and `step` where the text came out differently before it
     step: float | None
     batch: float | None
-    changes: tuple[float, ...]
+    changes: tuple[float, ...]  # of the margin of the likeliest two tokens from steps to batches
 
     def is_tie(self, noise: float) -> bool:
         """True where noise explains the difference, by the rule; it ends no text early."""

@@ -11,24 +11,17 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from harness.records import (
-    CardReadings,
-    CardState,
-    CopyBandwidth,
-    MachineLoad,
-    Spread,
-    ThrottleReason,
-)
+from harness.records import CardReadings, CardState, CopyBandwidth, MachineLoad, Spread
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +101,6 @@ def describe_host() -> dict[str, Any]:
 
 
 def device_name(device: "torch.device") -> str:
-    """The card's own name, or the processor's."""
     if device.type == "cuda":
         import torch
 
@@ -117,7 +109,6 @@ def device_name(device: "torch.device") -> str:
 
 
 def cpu_name() -> str:
-    """The processor's own name."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -162,7 +153,6 @@ class OtherLoad:
         self._begin = self._seconds()
 
     def so_far(self) -> MachineLoad:
-        """Until now."""
         busy, all_processors = (
             now - before for now, before in zip(self._seconds(), self._begin, strict=True)
         )
@@ -181,62 +171,49 @@ class OtherLoad:
         return total - idle - sum(own[:4]), total
 
 
-class CardWatch:
+@contextmanager
+def watched_cards(device: "torch.device", readings: list[CardReadings]) -> Iterator[None]:
     """Reads cards while a block runs: at its begin, every few seconds, and at its end.
 
     Clocks that fall while a run measures, by heat or by a power limit, are in its times; which of
     its rounds or requests they hit does not matter, so a thread reads them beside whatever runs.
     All visible cards are read: layers, or a server, may be spread over them.
+
+    In the end `readings` has those of each card that was busy, or of all; none where NVML has none,
+    and none of a device of another kind.
     """
+    import torch
 
-    def __init__(self, device: "torch.device") -> None:
-        """Begin for a run on a CUDA device; of any other there is nothing to read."""
-        self._device = device
-        self._states: dict[str, list[CardState]] = {}
-        self._cards: dict[str, Any] = {}
-        self._ended = Event()
-        self._open = ExitStack()
-        self._thread: Thread | None = None
+    from harness.models.device import card_handle, card_state
 
-    def __enter__(self) -> Self:
-        if self._device.type == "cuda":
-            import torch
+    ended, states = Event(), dict[str, list[CardState]]()
+    number = torch.cuda.device_count() if device.type == "cuda" else 0
+    watched = [torch.device("cuda", index) for index in range(number)] or [device]
+    with ExitStack() as opened:
+        cards = {str(each): opened.enter_context(card_handle(each)) for each in watched}
 
-            from harness.models.device import card_handle
+        def read() -> None:
+            for name, card in cards.items():
+                if card is not None:
+                    states.setdefault(name, []).append(card_state(card))
 
-            others = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
-            for device in (self._device, *others):
-                if device.index is None and torch.cuda.device_count():
-                    continue  # it is one of the others
-                if (card := self._open.enter_context(card_handle(device))) is not None:
-                    self._cards[str(device)] = card
-        if self._cards:
-            self._read()
-            self._thread = Thread(target=self._watch, daemon=True)
-            self._thread.start()
-        return self
+        def watch() -> None:
+            while not ended.wait(CARD_READ_EVERY_S):
+                read()
 
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._read()
-        self._open.close()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(CARD_READ_EVERY_S):
-            self._read()
-
-    def _read(self) -> None:
-        from harness.models.device import card_state
-
-        for device, card in self._cards.items():
-            self._states.setdefault(device, []).append(card_state(card))
-
-    def readings(self) -> tuple[CardReadings, ...]:
-        """Readings of each card that was busy, or of all; empty where NVML has none."""
-        each = [_readings(device, states) for device, states in self._states.items()]
-        return tuple([one for one in each if one.busy] or each)
+        read()
+        thread = Thread(target=watch, daemon=True)
+        if states:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if states:
+                thread.join()
+                read()
+            each = [_readings(name, of_card) for name, of_card in states.items()]
+            readings += [one for one in each if one.busy] or each
 
 
 def _readings(device: str, states: Sequence[CardState]) -> CardReadings:
@@ -244,18 +221,15 @@ def _readings(device: str, states: Sequence[CardState]) -> CardReadings:
     busy = [state for state in states if not state.idle]
     counted = busy or states
 
-    def values_of(name: str, of: Sequence[CardState] = counted) -> list[float]:
+    def values_of(name: str, of: Sequence[CardState] = counted) -> list[Any]:
         values = (getattr(state, name) for state in of)
         return [value for value in values if value is not None]
 
     def spread(name: str) -> Spread | None:
         values = values_of(name)
-        if not values:
-            return None
-        return Spread(min(values), statistics.median(values), max(values))
+        return Spread(min(values), statistics.median(values), max(values)) if values else None
 
-    known = [state.throttled for state in counted if state.throttled is not None]
-    throttled: Counter[ThrottleReason] = Counter(one for reasons in known for one in reasons)
+    known = values_of("throttled")
     capped = values_of("sm_mhz", [s for s in counted if "power_cap" in (s.throttled or ())])
     return CardReadings(
         samples=len(states),
@@ -264,7 +238,7 @@ def _readings(device: str, states: Sequence[CardState]) -> CardReadings:
         temperature_c=spread("temperature_c"),
         max_sm_mhz=min(values_of("max_sm_mhz"), default=None),
         power_limit_w=min(values_of("power_limit_w"), default=None),
-        throttled=dict(throttled) if known else None,
+        throttled=dict(Counter(one for reasons in known for one in reasons)) if known else None,
         capped_sm_mhz=statistics.median(capped) if capped else None,
         default_power_limit_w=min(values_of("default_power_limit_w"), default=None),
         device=device,

@@ -17,7 +17,8 @@ exact probabilities.
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,10 +42,8 @@ from harness.decoding.sampling import (
 from harness.decoding.verification import VERIFY
 from harness.models.routing import tie_spread
 from harness.records import BrokenLogitsError, Rule, first_difference
-from harness.summary import DistributionTest
+from harness.summary import DistributionTest, TextCheck
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
-
-Result = Literal["PASS", "TIE", "FAIL", "UNJUDGED"]
 
 LEAST_EXPECTED = 5.0
 ROUNDING_FACTOR = 2.0
@@ -62,39 +61,27 @@ MOST_BY_ROUTING = 0.25
 ALWAYS = 1e-300
 
 
-class TextComparison(NamedTuple):
-    """The comparison of a speculative greedy text with the plain one; see `TextCheck`."""
-
-    result: Result
-    first_difference: int | None = None
-    target_margin: float | None = None
-    verify_margin: float | None = None
-    rounding: float | None = None
-    routing: float | None = None
-    noise: float | None = None
-
-
 def compare_texts(
     target: CausalModel,
     prompt: Sequence[int],
     plain: Sequence[int],
     speculative: Sequence[int],
-    num_draft_tokens: int,
+    check: TextCheck,
     dtype: torch.dtype | None = None,
     repetition_penalty: float | None = None,
     network: PreTrainedModel | None = None,
     noise: float | None = None,
-) -> TextComparison:
+) -> TextCheck:
     """Compare two greedy texts of one prompt and, where they differ, ask whether it is a tie.
 
-    `num_draft_tokens` is for the width of the verify; `dtype` is what the target computes in, None
-    for that of its logits; `network` is transformers' model, whose routers are asked; `noise` is
-    how far below the best a token of the plain text is anyway, where an engine decoded it that
-    computes in another way.
+    `check` names the texts and gets the result, its K is for the width of the verify; `dtype` is
+    what the target computes in, None for that of its logits; `network` is transformers' model,
+    whose routers are asked; `noise` is how far below the best a token of the plain text is anyway,
+    where an engine decoded it that computes in another way.
     """
     position = first_difference(plain, speculative)
     if position is None:
-        return TextComparison("PASS")
+        return replace(check, result="PASS")
     emitted = [text[position] for text in (plain, speculative) if position < len(text)]
     prefix = [*prompt, *plain[:position]]
     seen = None
@@ -102,25 +89,25 @@ def compare_texts(
         seen = seen_tokens(prefix, target.vocab_size, target.device)
     ways = (
         penalised(logits.unsqueeze(0), seen, repetition_penalty)[0]
-        for logits in _forward_ways(target, prompt, plain, position, num_draft_tokens)
+        for logits in _forward_ways(target, prompt, plain, position, check.k)
     )
     computed = [next(ways), next(ways)]
-    margins = _margin(computed[0]), _margin(computed[1])
+    first, second = _margin(computed[0]), _margin(computed[1])
+    check = replace(check, first_difference=position, target_margin=first, verify_margin=second)
     dtype = dtype or computed[0].dtype
     tie, rounding = _is_tie(computed, ways, emitted, dtype)
     if not tie and noise is not None and len(emitted) > 1:
         tie = _gap(computed, emitted) <= ROUNDING_FACTOR * noise
+    check = replace(check, result="TIE" if tie else "FAIL", rounding=rounding, noise=noise)
     if tie or len(emitted) < 2 or network is None:
-        result = "TIE" if tie else "FAIL"
-        return TextComparison(result, position, *margins, rounding, noise=noise)
+        return check
     routing = tie_spread(network, prefix, target.vocab_size)
     if not routing:
-        result = "UNJUDGED" if routing is None else "FAIL"
-        return TextComparison(result, position, *margins, rounding, noise=noise)
+        return replace(check, result="UNJUDGED") if routing is None else check
     tie, rounding = _is_tie(computed, ways, emitted, dtype, routing)
     beyond = routing > MOST_BY_ROUTING * _spread(torch.stack([row.float() for row in computed]))
     result = "UNJUDGED" if beyond else "TIE" if tie else "FAIL"
-    return TextComparison(result, position, *margins, rounding, routing, noise)
+    return replace(check, result=result, rounding=rounding, routing=routing)
 
 
 def _is_tie(
@@ -205,20 +192,53 @@ def _margin(logits: Tensor) -> float:
     return best - second
 
 
-class _Distributions(NamedTuple):
-    """Distributions along the forced text.
+class _ForcedRounds(NamedTuple):
+    """Rounds in which the draft tokens before an offset are made to stand."""
 
-    Attributes:
-        target: [K + 1, vocab].
-        draft: [K, vocab]; a row of zeros where nothing is proposed.
-        chosen: whether the draft proposes its most likely token, and does not draw.
-        forcing: [K] uniforms by which the target draws the forced tokens.
-    """
+    forced: Tensor  # [K] the text's tokens
+    target: Tensor  # [K + 1, vocab] distributions along them
+    draft: Tensor  # [K, vocab]; a row of zeros where nothing is proposed
+    chosen: bool  # whether the draft proposes its most likely token, and does not draw
+    forcing: Tensor  # [K] uniforms by which the target draws the forced tokens
+    rule: Rule
 
-    target: Tensor
-    draft: Tensor
-    chosen: bool
-    forcing: Tensor
+    def drawn_at(self, offset: int, draws: int, seed: int) -> Iterator[int]:
+        """Tokens at an offset of rounds in which the forced tokens stand, without end."""
+        for attempt in itertools.count():
+            name = f"snapshot/{offset}/{attempt}" if attempt else f"snapshot/{offset}"
+            # The second half decides whether the forced tokens stand, where that is drawn
+            uniforms = Uniforms.keyed(seed, name, 0, 2 * draws, self.forced.device)
+            made = (self._draw_at(offset, index, uniforms) for index in range(draws))
+            yield from (token for token in made if token is not None)
+
+    def _draw_at(self, offset: int, index: int, uniforms: Uniforms) -> int | None:
+        """One token at `offset`, from a round whose earlier draft tokens are forced to stand.
+
+        Block verification judges tokens together: what follows is the target's given that at least
+        so many stand, however that came about. So whether they do is drawn; None where they do not.
+        """
+        before = offset - 1
+        tokens = self.forced[:before]
+        if offset <= len(self.forced) and self.draft[before].any():
+            row = self.draft[before]
+            if self.chosen:
+                proposed = row.argmax().unsqueeze(0)
+            else:
+                proposed = inverse_cdf(row, uniforms.draft[index]).unsqueeze(0)
+            tokens = torch.cat([tokens, proposed])
+        target = self.target[: len(tokens) + 1]
+        resample = uniforms.resample[index].expand(len(tokens) + 1).clone()
+        resample[:before] = self.forcing[:before]
+        accept = torch.full_like(resample[:-1], ALWAYS)
+        accept[before:] = uniforms.accept[index]
+        draft = None if self.chosen else self.draft[: len(tokens)]
+        if ACCEPTANCE_RULES[self.rule].judges_together and before and draft is not None:
+            accept[before - 1] = uniforms.accept[len(uniforms.accept) // 2 + index]
+        decision = VERIFY[self.rule](target, tokens, draft, accept, resample)
+        accepted = int(decision.accepted)
+        if accepted < before:
+            return None
+        return int(tokens[before]) if accepted > before else int(decision.next_token)
 
 
 def distribution_tests(
@@ -265,18 +285,18 @@ def distribution_tests(
         draft_probs = _head_drafted_along(draft, prompt, forced, sampling, target_probs)
     else:
         draft_probs = _probs_along(draft, prompt, forced, sampling, "draft")[:-1]
-    distributions = _Distributions(
+    rounds = _ForcedRounds(
+        forced,
         target_probs,
         draft_probs.to(target.device),
         ACCEPTANCE_RULES[rule].draft_chooses or isinstance(draft, LookupDrafter),
         _cell_midpoints(target_probs[:-1], forced),
+        rule,
     )
     tests: list[DistributionTest] = []
     for offset in range(1, num_draft_tokens + 2):
-        drawn = [
-            *itertools.islice(_drawn_at(offset, forced, distributions, rule, draws, seed), draws)
-        ]
-        test = chi_square(drawn, distributions.target[offset - 1])
+        drawn = [*itertools.islice(rounds.drawn_at(offset, draws, seed), draws)]
+        test = chi_square(drawn, target_probs[offset - 1])
         cell = (sampling.temperature, num_draft_tokens, offset, draws)
         tests.append(DistributionTest(*cell, *test, result="PASS"))
     return tests
@@ -296,23 +316,6 @@ def _head_drafted_along(
     probs = torch.zeros_like(target_probs[:-1])
     probs[: len(drafted)] = drafted
     return probs
-
-
-def _drawn_at(
-    offset: int,
-    forced: Tensor,
-    distributions: _Distributions,
-    rule: Rule,
-    draws: int,
-    seed: int,
-) -> Iterator[int]:
-    """Tokens at an offset of rounds in which the forced tokens stand, without end."""
-    for attempt in itertools.count():
-        name = f"snapshot/{offset}/{attempt}" if attempt else f"snapshot/{offset}"
-        # The second half decides whether the forced tokens stand, where that is drawn
-        uniforms = Uniforms.keyed(seed, name, 0, 2 * draws, forced.device)
-        made = (_draw_at(offset, i, forced, distributions, uniforms, rule) for i in range(draws))
-        yield from (token for token in made if token is not None)
 
 
 def _looked_up_along(
@@ -360,43 +363,6 @@ def _sampled(
         raise BrokenLogitsError(who, int(broken[0]))
     penalty = sampling.repetition_penalty
     return sampler_for(sampling)(penalised_along(logits, prompt, before, penalty))
-
-
-def _draw_at(
-    offset: int,
-    index: int,
-    forced: Tensor,
-    distributions: _Distributions,
-    uniforms: Uniforms,
-    rule: Rule,
-) -> int | None:
-    """One token at `offset`, from a round whose earlier draft tokens are forced to stand.
-
-    Block verification judges tokens together: what follows is the target's given that at least so
-    many stand, however that came about. So whether they do is drawn; None where they do not.
-    """
-    before = offset - 1
-    tokens = forced[:before]
-    if offset <= len(forced) and distributions.draft[before].any():
-        row = distributions.draft[before]
-        if distributions.chosen:
-            proposed = row.argmax().unsqueeze(0)
-        else:
-            proposed = inverse_cdf(row, uniforms.draft[index]).unsqueeze(0)
-        tokens = torch.cat([tokens, proposed])
-    target = distributions.target[: len(tokens) + 1]
-    resample = uniforms.resample[index].expand(len(tokens) + 1).clone()
-    resample[:before] = distributions.forcing[:before]
-    accept = torch.full_like(resample[:-1], ALWAYS)
-    accept[before:] = uniforms.accept[index]
-    draft = None if distributions.chosen else distributions.draft[: len(tokens)]
-    if ACCEPTANCE_RULES[rule].judges_together and before and draft is not None:
-        accept[before - 1] = uniforms.accept[len(uniforms.accept) // 2 + index]
-    decision = VERIFY[rule](target, tokens, draft, accept, resample)
-    accepted = int(decision.accepted)
-    if accepted < before:
-        return None
-    return int(tokens[before]) if accepted > before else int(decision.next_token)
 
 
 def _cell_midpoints(probs: Tensor, tokens: Tensor) -> Tensor:

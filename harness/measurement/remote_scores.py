@@ -30,12 +30,7 @@ COMPARED_CHARACTERS = 40
 
 
 def refuse_sampling(sampling: SamplingParameters) -> None:
-    """Refuse texts whose log-probabilities a server cannot tell.
-
-    Raises:
-        UserError: another temperature than 0 and 1, or sampling parameters that change the
-            distribution.
-    """
+    """Refuse texts whose log-probabilities a server cannot tell, as the module says."""
     if sampling.temperature not in (0.0, 1.0):
         raise UserError(
             f"texts_from: temperature={sampling.temperature:g}: a server tells log-probabilities"
@@ -71,13 +66,8 @@ class TextServer:
             url, key, "texts_from", timeout_factor=timeout_factor, wanted=wanted
         )
         self._kind = self._recognised()
-        self.engine = self._kind.engine
+        self.engine, self.version = self._kind.engine, self._kind.version_of(self._client)
         self._compared = False
-
-    @property
-    def version(self) -> str:
-        """The version that it reports; "unknown" where it reports none."""
-        return self._kind.version_of(self._client)
 
     def complete(self, request: Request, decode: Callable[[Sequence[int]], str]) -> GeneratedText:
         """The target's completion of one prompt, with log-probabilities above temperature 0.

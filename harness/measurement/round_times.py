@@ -65,24 +65,17 @@ Counted = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 
 @dataclass(frozen=True)
 class TimedLoop:
-    """The loop whose rounds are timed.
-
-    Attributes:
-        draft: the draft model, or what makes the drafter of a request.
-        draft_name: the name in the records, also where k is 0.
-        requests: by prompt set, a generation per (k, temperature), plain decoding included; which
-            prompt of the set they generate from does not matter.
-        prompts: by prompt set, the token ids of the run's prompts.
-        positions: that the caches are sure to have.
-        beside: the models of so many generations at once; None where they are run one by one.
-    """
+    """The loop whose rounds are timed."""
 
     target: CausalModel
     draft: Draft
-    draft_name: str
+    draft_name: str  # in the records, also where k is 0
+    # By prompt set, a generation per (k, temperature), plain decoding included; which prompt of the
+    # set they generate from does not matter
     requests: Mapping[str, Sequence[Request]]
-    prompts: Mapping[str, Sequence[tuple[int, ...]]]
-    positions: int
+    prompts: Mapping[str, Sequence[tuple[int, ...]]]  # by prompt set, the run's token ids
+    positions: int  # that the caches are sure to have
+    # The models of so many generations at once; None where they are run one by one
     beside: Callable[[int], Sequence[Models]] | None = None
 
     @property
@@ -124,9 +117,7 @@ class TimedLoop:
 def rounds_timed(k: int, new_tokens: int, round_s: float = 0.0) -> int:
     """The least number of rounds of a timing; tokens, of plain decoding.
 
-    Args:
-        new_tokens: the budget of the run's own generations.
-        round_s: about what a round takes, where that is known.
+    `new_tokens` is the budget of the run's own generations, `round_s` about what a round takes.
     """
     rounds = LEAST_ROUNDS if k else max(LEAST_ROUNDS, min(new_tokens, MOST_TOKENS))
     if round_s * rounds <= TIMING_S:
@@ -207,10 +198,7 @@ class FullLookup:
 class RoundVisits:
     """The visits of one loop, some of which an earlier process may have made.
 
-    Attributes:
-        most: how many are wanted of all processes.
-        missing: how many this process has to make.
-        complete: how many are made as a whole.
+    `most` are wanted of all processes, `missing` of this one; `complete` are made as a whole.
     """
 
     def __init__(
@@ -381,7 +369,6 @@ class _Timing:
 
     @property
     def round_s(self) -> float:
-        """Seconds of a round so far."""
         return self.seconds / max(1, self.rounds)
 
     def add(self, trial: Trial, context: int) -> None:

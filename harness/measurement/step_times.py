@@ -20,7 +20,7 @@ longer than all the timing, so the two have separate budgets.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
@@ -119,75 +119,67 @@ def time_forwards(
         expect, tick: called before each attempt with the number of its repetitions, and after each.
     """
     repetitions = REPETITIONS if repetitions is None else repetitions
-    timer = _PairTimer(models, context, clock, REPETITIONS_S)
+    reading = Clock(*(timed.model for timed in models), kind=clock)
+    timer = _PairTimer(models, context, reading, repetitions, expect, tick)
     prompts = [Forward(timed, "prefill", length) for timed in models for length in prefills]
     others = _forwards(models, max_k)
     with undisturbed():
-        timings = timer.timings(others, prompts, repetitions, expect, tick)
+        timings = timer.timings(others, prompts)
         for _ in range(MOST_REPEATS):
             if timer.late() or not doubtful(timings):
                 break
             kept = [timing for timing in timings if timing.kind == "prefill"]
-            timings = [*kept, *timer.timings(others, (), repetitions, expect, tick)]
+            timings = [*kept, *timer.timings(others)]
     return timings
 
 
+@dataclass(frozen=True)
 class _PairTimer:
     """Times forwards after one context, in an order drawn anew for each repetition."""
 
-    def __init__(
-        self,
-        models: Sequence[TimedModel],
-        context: Sequence[int],
-        clock: LoopClock,
-        most_s: float,
-    ) -> None:
-        self._models, self._context, self._most_s = models, context, most_s
-        self._clock = Clock(*(timed.model for timed in models), kind=clock)
-        self._order, self._begun = random.Random(0), perf_counter()
+    models: Sequence[TimedModel]
+    context: Sequence[int]
+    clock: Clock
+    repetitions: int
+    expect: Callable[[int], None]
+    tick: Callable[[], None]
+    order: random.Random = field(default_factory=lambda: random.Random(0))
+    begun: float = field(default_factory=lambda: perf_counter())
 
-    def late(self, most_s: float | None = None) -> bool:
-        """True after so many seconds; after those of all samples where none are given."""
-        return perf_counter() - self._begun > (self._most_s if most_s is None else most_s)
+    def late(self, most_s: float = REPETITIONS_S) -> bool:
+        return perf_counter() - self.begun > most_s
 
     def timings(
-        self,
-        forwards: Sequence[Forward],
-        prompts: Sequence[Forward],
-        repetitions: int,
-        expect: Callable[[int], None],
-        tick: Callable[[], None],
+        self, forwards: Sequence[Forward], prompts: Sequence[Forward] = ()
     ) -> list[StepTiming]:
         """Warm up, then time every forward in turn; prefills of prompts in some repetitions."""
         samples: dict[Forward, list[float]] = {}
-        expect(WARMUP + repetitions)
-        for repetition in range(-WARMUP, repetitions):
+        self.expect(WARMUP + self.repetitions)
+        for repetition in range(-WARMUP, self.repetitions):
             if repetition >= LEAST_REPETITIONS and self.late():
-                expect(repetition - repetitions)  # the others are left out
+                self.expect(repetition - self.repetitions)  # the others are left out
                 break
             if -WARMUP < repetition < 0 and self.late(WARMUP_S):
-                tick()
+                self.tick()
                 continue
             due = repetition == 0 or (repetition % PREFILL_EVERY == 0 and not self.late())
             timed = self._once(prompts if repetition == -WARMUP or due else ())
             if timed or repetition == -WARMUP:
-                for model in self._models:
-                    model.model.prefill(self._context)
+                for model in self.models:
+                    model.model.prefill(self.context)
             timed += self._once(forwards)
             for forward, seconds in timed if repetition >= 0 else ():
                 samples.setdefault(forward, []).append(seconds)
-            tick()
+            self.tick()
         return [
-            forward.timing(len(self._context), 1, samples[forward])
+            forward.timing(len(self.context), 1, samples[forward])
             for forward in (*prompts, *forwards)
             if forward in samples
         ]
 
     def _once(self, due: Sequence[Forward]) -> list[tuple[Forward, float]]:
-        return [
-            (forward, _time_one(forward, self._context, self._clock))
-            for forward in self._order.sample(due, len(due))
-        ]
+        shuffled = self.order.sample(due, len(due))
+        return [(forward, _time_one(forward, self.context, self.clock)) for forward in shuffled]
 
 
 def time_lookups(
@@ -211,16 +203,14 @@ def time_lookups(
 
 def _time_one(forward: Forward, context: Sequence[int], clock: Clock) -> float:
     model = forward.timed.model
+    tokens = [context[index % len(context)] for index in range(forward.tokens)]
     if forward.kind == "prefill":
-        prompt = [context[index % len(context)] for index in range(forward.tokens)]
         start = clock.now()
-        model.prefill(prompt)
+        model.prefill(tokens)
         return clock.now() - start
-    tokens = torch.tensor(
-        [context[index % len(context)] for index in range(forward.tokens)], device=model.device
-    )
     model.rewind(0)
-    return _time_in_a_row(forward, model.forward, tokens, clock)
+    fed = torch.tensor(tokens, device=model.device)
+    return _time_in_a_row(forward, model.forward, fed, clock)
 
 
 def _time_in_a_row(
@@ -261,7 +251,7 @@ def time_curves(
 
     Args:
         models: target and draft, which fill caches by themselves (CachedModel).
-        cells: (context_tokens, batch), cheapest first.
+        cells: cheapest first.
         refused: why a cell must not be tried, or None.
         budget_s: seconds after which no further cell is begun, recording and compiling not
             counted; None sets no limit.

@@ -16,7 +16,7 @@ the output head alone, no second pass through the target.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -47,20 +47,15 @@ TRIED_TOKENS = 4
 
 @dataclass(frozen=True, eq=False)
 class GeneratedText:
-    """A completion that the target generated.
-
-    Attributes:
-        tokens: n emitted ids.
-        hidden: [n, hidden] final hidden states that the tokens' distributions come from, on the
-            host; None where the network could not be taken apart, or for a text read from a file.
-        logprobs: [n] of the tokens under the target, where a server returned the text and was asked
-            for them; else None.
-    """
+    """A completion that the target generated."""
 
     request: Request
     tokens: tuple[int, ...]
     stop_reason: StopReason
+    # [n, hidden] final hidden states that the tokens' distributions come from, on the host; None
+    # where the network could not be taken apart, or for a text read from a file
     hidden: Tensor | None = None
+    # [n] under the target, where a server returned the text and was asked for them
     logprobs: tuple[float, ...] | None = None
 
 
@@ -91,7 +86,7 @@ def generate_texts(
     if not requests:
         return []
     split = split_network(target, requests[0].tokens)
-    way = settle_batches(target, split)
+    way = settle_batches(target, split, requests[0])
 
     def work(some: Sequence[Request]) -> list[GeneratedText]:
         if way == "one by one":
@@ -123,11 +118,11 @@ def generate_texts(
     )
 
 
-def settle_batches(target: CachedModel, split: SplitNetwork | None) -> str:
+def settle_batches(target: CachedModel, split: SplitNetwork | None, request: Request) -> str:
     """The way in which texts of `target` share a batch; tried once, stored for the manifest.
 
     A few given tokens are fed in a batch whose rows end at different steps, and the logits are
-    compared with those of each text alone, without a cache.
+    compared with those of each text alone, without a cache. `request` is any.
 
     Returns:
         "padded", "equal lengths" or "one by one".
@@ -142,7 +137,7 @@ def settle_batches(target: CachedModel, split: SplitNetwork | None) -> str:
         if way == "padded" and not pads:
             refused.append(f"{way} needs position_ids and a cache that is cropped")
             continue
-        reason = batch_refusal(target, partial(_batch_error, target, split, lengths))
+        reason = batch_refusal(target, partial(_batch_error, target, split, lengths, request))
         if reason is None:
             break
         refused.append(f"{way} {reason}")
@@ -168,25 +163,17 @@ def batch_refusal(model: CachedModel, error: Callable[[], float]) -> str | None:
     )
 
 
-def _batch_error(target: CachedModel, split: SplitNetwork | None, lengths: Sequence[int]) -> float:
+def _batch_error(
+    target: CachedModel, split: SplitNetwork | None, lengths: Sequence[int], request: Request
+) -> float:
     tokens = probe_tokens(target.network, target.vocab_size)
+    greedy = replace(request, sampling=SamplingParameters(0.0), eos=frozenset(), stop=None)
     requests = [
-        Request(
-            cell="",
-            prompt_set="",
-            prompt="",
-            category=None,
-            tokens=tuple(tokens[row : row + length]),
-            sampling=SamplingParameters(0.0),
-            budget=TRIED_TOKENS - row % 2,
-            repetition=0,
-            seed=0,
-            eos=frozenset(),
-            model="",
-        )
+        replace(greedy, tokens=tuple(tokens[row : row + length]), budget=TRIED_TOKENS - row % 2)
         for row, length in enumerate(lengths)
     ]
-    rows = _GivenRows(target, split, requests, tokens[::-1])
+    rows = _GivenRows(target, split, requests, "")
+    rows.given, rows.logits = tokens[::-1], []
     while rows.alive:
         rows.step()
     batched: list[Tensor] = []
@@ -342,18 +329,10 @@ class _OwnSteps(_Rows):
 
 
 class _GivenRows(_Rows):
-    """Rows whose tokens are given, and whose logits [requests, vocab] of every step are kept."""
+    """Rows whose tokens are `given`, and whose logits [requests, vocab] of every step are kept."""
 
-    def __init__(
-        self,
-        target: CachedModel,
-        split: SplitNetwork | None,
-        requests: Sequence[Request],
-        given: Sequence[int],
-    ) -> None:
-        super().__init__(target, split, requests, "")
-        self.logits: list[Tensor] = []
-        self._given = given
+    given: Sequence[int]
+    logits: list[Tensor]
 
     def _choose(self, logits: Tensor) -> Tensor:
         """The next given token in every row."""
@@ -361,7 +340,7 @@ class _GivenRows(_Rows):
         kept = torch.full(shape, float("nan"), dtype=logits.dtype, device=logits.device)
         kept[self._order] = logits
         self.logits.append(kept)
-        token = self._given[self._position]
+        token = self.given[self._position]
         return torch.full((len(logits),), token, dtype=torch.long, device=logits.device)
 
 

@@ -14,8 +14,13 @@ import torch
 
 from harness.config import ModelKeys
 from harness.records import UserError
-from harness.theory.architecture import COUNTED, Architecture, architecture_from
-from harness.theory.memory import MemoryFit, ModelBytes
+from harness.theory.architecture import (
+    COUNTED,
+    Architecture,
+    MemoryFit,
+    ModelBytes,
+    architecture_from,
+)
 
 # Sizes that decide step time and memory: the harness's names, and those of transformers' configs
 NAMES: dict[str, str | tuple[str, ...]] = {

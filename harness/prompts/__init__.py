@@ -93,12 +93,12 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
     of_files, ids = set[str](), set[tuple[str, str]]()
     for file, label in zip(config.files, labels, strict=True):
         read = read_file(Path(file), label=label, skip_unusable=bool(config.skip_unusable))
-        read = _with_unique_ids(_with_unique_sets(read, label, config), label, ids)
+        read = _unique(read, label, config, ids)
         ids |= {(prompt.prompt_set, prompt.id) for prompt in read}
         of_files |= {prompt.prompt_set for prompt in read}
         prompts += read
     if config.hub:
-        prompts += _with_unique_sets(read_hub(config), hub_label(config.hub), config)
+        prompts += _unique(read_hub(config), hub_label(config.hub), config)
     sample = log_sample(config)
     if sample is not None:
         prompts += sample.prompts
@@ -120,7 +120,6 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
 
 
 def available_sets() -> tuple[str, ...]:
-    """The names of the prompt sets that ship with the package."""
     return tuple(sorted(path.stem for path in SHIPPED_DIR.glob("*.jsonl")))
 
 
@@ -219,29 +218,25 @@ def _shipped(name: str) -> tuple[Prompt, ...]:
     return read_file(SHIPPED_DIR / f"{name}.jsonl", prompt_set=name)
 
 
-def _with_unique_sets(prompts: Iterable[Prompt], label: str, config: PromptsConf) -> list[Prompt]:
-    """The user's prompts, with `label` before a category that has the name of a shipped set."""
-    return [
-        replace(prompt, prompt_set=f"{label}/{prompt.prompt_set}")
-        if prompt.prompt_set in (config.sets or ())
-        else prompt
-        for prompt in prompts
-    ]
-
-
-def _with_unique_ids(
-    prompts: Iterable[Prompt], label: str, taken: Set[tuple[str, str]]
+def _unique(
+    prompts: Iterable[Prompt],
+    label: str,
+    config: PromptsConf,
+    taken: Set[tuple[str, str]] = frozenset(),
 ) -> list[Prompt]:
-    """A file's prompts, with `label` before an id that another file has in the same set.
+    """The user's prompts, with `label` before a category that has the name of a shipped set.
 
-    Files that share categories may each number their prompts from 1.
+    Likewise before an id that another file has in the same set, for files that share categories may
+    each number their prompts from 1.
     """
-    return [
-        replace(prompt, id=f"{label}/{prompt.id}")
-        if (prompt.prompt_set, prompt.id) in taken
-        else prompt
-        for prompt in prompts
-    ]
+    made: list[Prompt] = []
+    for prompt in prompts:
+        if prompt.prompt_set in (config.sets or ()):
+            prompt = replace(prompt, prompt_set=f"{label}/{prompt.prompt_set}")
+        if (prompt.prompt_set, prompt.id) in taken:
+            prompt = replace(prompt, id=f"{label}/{prompt.id}")
+        made.append(prompt)
+    return made
 
 
 def _fitted(prompt: Prompt, config: PromptsConf) -> Prompt:

@@ -37,7 +37,7 @@ LEAST_SAMPLED = 20
 STAMPS = ("timestamp", "ts", "time", "arrival_time", "request_time", "created_at", "created")
 # (least time stamp, units per second) of nano-, micro- and milliseconds
 UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
-SHORT, LONG = "short", "long"
+LENGTHS = ("short", "medium", "long")
 # A higher temperature is taken as not set
 MOST_TEMPERATURE = 100
 _log = logging.getLogger(__name__)
@@ -66,9 +66,7 @@ class _Logged(NamedTuple):
 class RequestLog:
     """A log of requests, read once.
 
-    Attributes:
-        unusable: number of lines that are no usable requests.
-        bytes: length of each request's prompt.
+    `bytes` has the length of each request's prompt.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,7 +78,7 @@ class RequestLog:
         self._path = path
         self._source = Source(f"prompts.log={path}", stem_of(path), "line")
         self._logged: list[_Logged] = []
-        self.unusable, because = 0, "the file is empty"
+        self._unusable, because = 0, "the file is empty"
         unread: list[str] = []
         for number, entry in _entries(path):
             try:
@@ -91,11 +89,11 @@ class RequestLog:
                     unread.append(str(error) if not unread else "")
                 self._logged.append(_logged(prompt, entry, stamp))
             except UserError as error:
-                because = str(error) if not self.unusable else because
-                self.unusable += 1
-        if self.unusable > len(self._logged) or not self._logged:
+                because = str(error) if not self._unusable else because
+                self._unusable += 1
+        if self._unusable > len(self._logged) or not self._logged:
             raise UserError(
-                f"{self._source.name}: {self.unusable:,} of {self.unusable + len(self._logged):,}"
+                f"{self._source.name}: {self._unusable:,} of {self._unusable + len(self._logged):,}"
                 f" lines are no requests to generate from; the first: {because}"
             )
         if unread:
@@ -105,38 +103,29 @@ class RequestLog:
     def strata(self, size: int) -> list[str]:
         """The stratum of each request, for a sample of this size."""
         logged = self._logged
-        size = min(size, len(logged))
-        least = LEAST_SAMPLED / size * len(logged)
-        cuts = np.quantile([each.size for each in logged], [1 / 3, 2 / 3])
-        lengths = [
-            SHORT if each.size <= cuts[0] else LONG if each.size > cuts[1] else "medium"
-            for each in logged
-        ]
-        features = [
-            [each.category for each in logged],
-            [each.turns for each in logged],
-            [each.temperature for each in logged],
-            lengths,
-        ]
-        names = [""] * len(logged)
-
-        def split(rows: Sequence[int], parts: Sequence[str], left: Sequence[Sequence[str]]) -> None:
-            if not left:
-                for row in rows:
-                    names[row] = ", ".join(part for part in parts if part) or self._source.label
-                return
-            groups = _merged_values(Counter(left[0][row] for row in rows), least)
-            if len(set(groups.values())) == 1:
-                split(rows, parts, left[1:])
-                return
-            for name, members in grouped(rows, lambda row: groups[left[0][row]]).items():
-                split(members, [*parts, name], left[1:])
-
-        split(range(len(logged)), (), features)
+        least = LEAST_SAMPLED / min(size, len(logged)) * len(logged)
+        cuts = np.quantile(self.bytes, [1 / 3, 2 / 3])
+        lengths = np.array(LENGTHS)[np.searchsorted(cuts, self.bytes)].tolist()
+        known = zip(
+            *((each.category, each.turns, each.temperature) for each in logged), strict=True
+        )
+        strata = [("", [*range(len(logged))])]
+        for feature in (*known, lengths):
+            split: list[tuple[str, list[int]]] = []
+            for name, rows in strata:
+                groups = _merged_values(Counter(feature[row] for row in rows), least)
+                parts = dict.fromkeys(groups.values())
+                for part in parts:
+                    members = [row for row in rows if groups[feature[row]] == part]
+                    split.append((f"{name}, {part}" if len(parts) > 1 else name, members))
+            strata = split
+        names = [self._source.label] * len(logged)
+        for name, rows in strata:
+            for row in rows if name else ():
+                names[row] = name.removeprefix(", ")
         return names
 
     def sample(self, size: int, seed: int) -> LogSample:
-        """A stratified sample of `size` requests."""
         names = self.strata(size)
         rows = drawn(names, size, seed)
         stratum = {self._logged[row].line: names[row] for row in rows}
@@ -151,7 +140,7 @@ class RequestLog:
         facts = SampledLog(
             requests=len(names),
             sampled=len(rows),
-            unusable=self.unusable,
+            unusable=self._unusable,
             mean_bytes=float(self.bytes.mean()),
             sampled_bytes=sum(float(self.bytes[row]) * worth[names[row]] for row in rows),
             span_s=max(stamps) - min(stamps) if len(stamps) == len(names) else None,

@@ -289,7 +289,6 @@ def stem_of(path: Path) -> str:
 
 
 def hub_label(hub: str) -> str:
-    """The name of a hub data set as a prompt set."""
     return hub.rstrip("/").rpartition("/")[2] or "hub"
 
 

@@ -120,7 +120,6 @@ def strata(prompt_sets: Sequence[str]) -> dict[str, str]:
 
 
 def enough_prompts(prompt_sets: Sequence[str]) -> bool:
-    """True where these prompts can have an interval."""
     sizes = [len(members) for _, members in set_members(prompt_sets)]
     return sum(sizes) >= MIN_PROMPTS and min(sizes) >= MIN_SET
 
@@ -216,7 +215,6 @@ class Estimate:
         return replace(self, value=value, without=without, sizes=self.sizes + other.sizes)
 
     def log(self) -> "Estimate":
-        """The logarithm of values above 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return replace(self, value=np.log(self.value), without=np.log(self.without))
 

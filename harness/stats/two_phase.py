@@ -154,7 +154,6 @@ class TwoPhase:
 
     @property
     def speedup(self) -> float:
-        """The speedup of the named candidate."""
         return math.exp(self.score)
 
     @property

@@ -49,7 +49,6 @@ from harness.storage.contents import (
     summary_from,
     timings_from,
 )
-from harness.storage.lock import Lock, take
 from harness.storage.manifest import Manifest, read_manifest
 from harness.storage.resume import check_command
 from harness.summary import Summary, to_json
@@ -57,10 +56,10 @@ from harness.summary import Summary, to_json
 if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for pandas
     import pandas as pd
 
-RESULT_COLUMNS = TABLES["results.csv"].columns
 TRACES, CHECKS, CONFIDENCES = "traces.parquet", "checks.jsonl", "confidences.parquet"
+SAMPLES = "latency_samples.csv"
 # What a run measured, of the files with a checksum; the others are derived from it
-MEASURED = (TRACES, CONFIDENCES, CHECKS, "latency_samples.csv")
+MEASURED = (TRACES, CONFIDENCES, CHECKS, SAMPLES)
 ENDED = ("complete", "failed")
 ANSWERS = "answers"
 
@@ -95,10 +94,6 @@ class StoredRun:
     simulated: tuple[SimulatedChoice, ...] = ()
     # checks.jsonl: greedy texts and distributions as the models judged them
     checks: tuple[Check, ...] = ()
-    # How many fewer generations a complete run holds than it had when it ended
-    lost_trials: int = 0
-    # Files of what a complete run measured that are not there any more
-    lost_files: tuple[str, ...] = ()
 
     @property
     def door(self) -> str:
@@ -107,11 +102,7 @@ class StoredRun:
 
     @cached_property
     def traces(self) -> list[TextTrace]:
-        """The run's traces, in the order they were written; empty where it made none.
-
-        Raises:
-            UserError: the file is not one of traces, or not as it was written.
-        """
+        """The run's traces, in the order they were written; empty where it made none."""
         return load_traces(self.folder)
 
     @cached_property
@@ -135,7 +126,7 @@ class RunFolder:
     earlier turns. Of each visit `loads` has all lines or none.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, lock: Lock | None = None) -> None:
+    def __init__(self, path: Path, manifest: Manifest, lock: files.Lock | None = None) -> None:
         """Wrap an existing folder; use `create`, `resume` or `reopen` to write more than notes."""
         self.path = path
         self.manifest = manifest
@@ -166,7 +157,7 @@ class RunFolder:
         stem = "_".join([stamp, door, *(_safe(name) for name in names if name)])
         path = _new_folder(Path(root), stem)
         begun = {"schema_version": SCHEMA_VERSION, "door": door, "status": "running"}
-        run = cls(path, Manifest.of(begun), take(path))
+        run = cls(path, Manifest.of(begun), files.take(path))
         run.write_config(config)
         run.note(created_utc=datetime.now(UTC).isoformat(timespec="seconds"))
         return run
@@ -182,7 +173,7 @@ class RunFolder:
         """
         path = Path(folder)
         read_manifest(path)
-        lock = take(path)
+        lock = files.take(path)
         manifest = read_manifest(path)  # as its last writer left it
         check_command(folder, manifest, read_config(path), door, config)
         run = cls(path, manifest, lock)
@@ -198,24 +189,21 @@ class RunFolder:
         """A stored run, to derive its results and summary anew.
 
         Raises:
-            lock.Busy: another process is writing it.
+            files.Busy: another process is writing it.
         """
-        return cls(stored.folder, stored.manifest, take(stored.folder))
+        return cls(stored.folder, stored.manifest, files.take(stored.folder))
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write config.yaml, the resolved configuration in plain containers."""
         self._write("config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
 
     def write_timings(self, timings: Sequence[StepTiming]) -> None:
-        """Write latency_samples.csv, one line per sample."""
-        self._write_table("latency_samples.csv", samples_of(timings))
+        self._write(SAMPLES, csv_text(TABLES[SAMPLES].columns, samples_of(timings)))
 
     def timings(self) -> list[StepTiming]:
         """The step timings already stored, raw samples and all; empty where there are none."""
-        return timings_from(read_table(self.path, "latency_samples.csv"))
+        return timings_from(read_table(self.path, SAMPLES))
 
     def checks(self) -> tuple[Check, ...]:
-        """The stored checks; empty where there are none."""
         return read_checks(self.path, CHECKS)
 
     def write_checks(self, checks: Sequence[Check]) -> None:
@@ -228,7 +216,6 @@ class RunFolder:
         self._write(name, csv_text(columns, map(asdict, rows)))
 
     def write_summary(self, summary: Summary) -> None:
-        """Write summary.json, as `harness.summary` serialises it."""
         self._write("summary.json", to_json(summary))
 
     def traces(self) -> list[TextTrace]:
@@ -239,14 +226,11 @@ class RunFolder:
 
     def write_traces(self, traces: Sequence[TextTrace]) -> None:
         """Write traces.parquet anew: all drafts, all texts."""
-        self._write_traces(traces, None)
-        self._traces = list(traces)
+        self._put(traces, (), None)
 
     def add_traces(self, traces: Sequence[TextTrace]) -> None:
         """Put further traces behind the stored ones, whose rows are copied as they are."""
-        before = self.traces()
-        self._write_traces(traces, files.read_verified(self.path, TRACES))
-        self._traces = [*before, *traces]
+        self._put(traces, self.traces(), files.read_verified(self.path, TRACES))
 
     def add_confidences(self, confidences: Sequence[DraftConfidence]) -> None:
         """Store confidences; they replace those of the same draft and text.
@@ -261,10 +245,13 @@ class RunFolder:
         ]
         self._files.write(CONFIDENCES, content_of_confidences([*kept, *confidences]))
 
-    def _write_traces(self, traces: Sequence[TextTrace], before: bytes | None) -> None:
+    def _put(
+        self, traces: Sequence[TextTrace], stored: Sequence[TextTrace], content: bytes | None
+    ) -> None:
         from harness.storage.traces import content_of_traces  # imports numpy and pandas
 
-        self._files.write(TRACES, content_of_traces(traces, before))
+        self._files.write(TRACES, content_of_traces(traces, content))
+        self._traces = [*stored, *traces]
 
     def note(self, **changes: Any) -> None:
         """Change entries of manifest.json; with a status that ends the run, count its trials.
@@ -287,9 +274,6 @@ class RunFolder:
         if failed or len(kept) < len(self.manifest.not_measured):
             self.note(not_measured=(*kept, *failed))
 
-    def _write_table(self, name: str, rows: Any) -> None:
-        self._write(name, csv_text(TABLES[name].columns, rows))
-
     def _write(self, name: str, text: str) -> None:
         self._files.write(name, text.encode())
 
@@ -305,10 +289,7 @@ def load(folder: str | Path) -> StoredRun:
     manifest = read_manifest(path)
     stored = RunFolder(path, manifest).lines.items()
     lines: dict[str, Any] = {name: tuple(each.read()) for name, each in stored if name != ANSWERS}
-    known = files.record(path)
     summary = summary_from(files.read_verified(path, "summary.json", files.TEXT_BYTES) or b"")
-    complete = manifest.status == "complete"
-    lost = [name for name in MEASURED if name in known.files and not (path / name).exists()]
     config, less = read_config(path), manifest.asked_less
     return StoredRun(
         folder=path,
@@ -316,28 +297,29 @@ def load(folder: str | Path) -> StoredRun:
         manifest=manifest,
         results=read_table(path, "results.csv"),
         latency=read_table(path, "latency.csv"),
-        latency_samples=read_table(path, "latency_samples.csv"),
+        latency_samples=read_table(path, SAMPLES),
         summary=summary,
         checks=read_checks(path, CHECKS),
-        lost_trials=max(0, (known.trials or 0) - len(lines["trials"])) if complete else 0,
-        lost_files=tuple(lost) if complete else (),
         **lines,
     )
 
 
 def refuse_lost(run: StoredRun) -> None:
     """Refuse to report on a complete run that has lost measurements; it can still be resumed."""
-    if run.lost_files:
-        lost = f"{run.folder / run.lost_files[0]}: the file is missing"
-    elif run.lost_trials:
-        lost = f"{run.folder / 'trials.jsonl'}: {run.lost_trials} of the generations that were"
-        lost += " stored are missing"
+    if run.manifest.status != "complete":
+        return
+    folder, known = run.folder, files.record(run.folder)
+    missing = [each for each in MEASURED if each in known.files and not (folder / each).exists()]
+    fewer = (known.trials or 0) - len(run.trials)
+    if missing:
+        lost = f"{folder / missing[0]}: the file is missing"
+    elif fewer > 0:
+        lost = f"{folder / 'trials.jsonl'}: {fewer} of the generations that were stored are missing"
     else:
         return
     raise UserError(
-        f"{lost}; put back a copy of it, {as_typed('resume', run.folder)} measures again what it"
-        " held, or delete"
-        f" {run.folder / files.CHECKSUMS} to read the folder unverified"
+        f"{lost}; put back a copy of it, {as_typed('resume', folder)} measures again what it held,"
+        f" or delete {folder / files.CHECKSUMS} to read the folder unverified"
     )
 
 

@@ -98,7 +98,6 @@ def plain(value: Any) -> Any:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.yaml."""
     file = folder / "config.yaml"
     content = files.read_verified(folder, file.name, MAX_CONFIG_BYTES)
     if content is None:
@@ -274,11 +273,8 @@ def timings_from(samples: "pd.DataFrame") -> list[StepTiming]:
     groups = samples.astype({"beside": object}).fillna({"beside": ""}).groupby(names, sort=False)
     timings: list[StepTiming] = []
     for key, group in groups:
-        values: dict[str, Any] = dict(zip(names, cast("tuple[Any, ...]", key), strict=True))
-        values["beside"] = values["beside"] or None
-        timings.append(StepTiming(**values, samples_s=_seconds(group)))
+        *head, beside = cast("tuple[Any, ...]", key)
+        values: dict[str, Any] = dict(zip(STEP_KEY, head, strict=True))
+        seconds = tuple((group["ms"] / 1e3).tolist())
+        timings.append(StepTiming(**values, samples_s=seconds, beside=beside or None))
     return timings
-
-
-def _seconds(group: "pd.DataFrame") -> tuple[float, ...]:
-    return tuple(float(ms) / 1e3 for ms in group["ms"])

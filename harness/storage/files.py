@@ -1,4 +1,4 @@
-"""The files of a run folder: written whole, and verified when read.
+"""The files of a run folder: written whole, by one process at a time, and verified when read.
 
 Writing. A file is written next to its place, fsynced and renamed into it. A line of trials.jsonl,
 or of another file of lines, is appended and fsynced, and cut off again where it could not be
@@ -10,6 +10,9 @@ one step, so the new digest is stored first, next to that of the file still in p
 valid until the next write: a process killed in between leaves no file that looks damaged. A file
 without a digest (checksums.json was deleted) is read unverified.
 
+The lock. A process that writes a run holds run.lock, which says which process it is. The system
+releases the lock when the process ends, however it ends; at a normal end the file is removed.
+
 Reading. Run folders are sent around. Only regular files inside the folder are read or replaced:
 a symbolic link could lead a reader, or the next report, out of it.
 """
@@ -17,15 +20,21 @@ a symbolic link could lead a reader, or the next report, out of it.
 import errno
 import hashlib
 import json
+import logging
 import os
+import platform
 import re
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary, finalize
+
+from filelock import FileLock, Timeout
 
 from harness.command_words import as_typed
 from harness.records import UserError, first_line
@@ -39,6 +48,10 @@ DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 _SEAL = re.compile(rb', "checksum": "([0-9a-f]{8})"\}')
 # Symbolic links are not followed, and child processes do not inherit the open file.
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+LOCK = "run.lock"
+# Errors of a file system without locks.
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
+_log = logging.getLogger(__name__)
 
 
 def read(file: Path, limit: int = DATA_BYTES) -> bytes | None:
@@ -247,7 +260,6 @@ def record(folder: Path) -> Record:
 
 
 def write_record(folder: Path, content: Record) -> None:
-    """Replace checksums.json."""
     entries = {
         "algorithm": "sha256",
         "files": content.files,
@@ -312,3 +324,70 @@ class Files:
             if known.files.get(name, [""])[0] == new:  # and no other writer came after it
                 known.files[name] = [new]
         return known
+
+
+# ---- one writer ----------------------------------------------------------------------------------
+
+
+class Busy(UserError):
+    """Another process is writing the run."""
+
+
+class Lock:
+    """Held while a run is being written; released with the last reference, or with the process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take it, or raise Busy; use `take`, by which a process shares it with itself."""
+        self.folder = folder
+        file, lock = folder / LOCK, FileLock(folder / LOCK, timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise Busy(
+                f"{as_typed('resume', folder)}: {_holder(file)} is writing this run, and only one"
+                " process may:"
+                " wait until it ends, or stop it"
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            reason = error.strerror
+            _log.warning(
+                "%s: written without a lock (%s); let one process write it", folder, reason
+            )
+            return
+        since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
+        with suppress(OSError):  # on a full disk the lock holds without this
+            file.write_text(f"process {os.getpid()} on {platform.node()} (since {since} UTC)\n")
+        finalize(self, _release, lock, file, os.getpid())
+
+
+_held: "WeakValueDictionary[tuple[int, Path], Lock]" = WeakValueDictionary()
+
+
+def held() -> list[Path]:
+    """The run folders that this process is writing."""
+    return [lock.folder for (process, _), lock in _held.items() if process == os.getpid()]
+
+
+def take(folder: Path) -> Lock:
+    """Take the run's lock, or raise Busy; a process that has it already shares it with itself."""
+    key = (os.getpid(), folder.resolve())
+    known = _held.get(key)
+    if known is None:
+        with writing(folder):
+            _held[key] = known = Lock(folder)
+    return known
+
+
+def _holder(file: Path) -> str:
+    with suppress(OSError, ValueError):
+        return file.read_text(encoding="utf-8").strip() or "another process"
+    return "another process"
+
+
+def _release(lock: FileLock, file: Path, process: int) -> None:
+    if os.getpid() == process:  # in a forked child the lock is its parent's
+        with suppress(OSError):
+            file.unlink()
+        lock.release()

@@ -8,9 +8,8 @@ report shows all that is there.
 import json
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from harness.records import (
     SCHEMA_VERSION,
@@ -27,10 +26,7 @@ from harness.records import (
 )
 from harness.storage import files
 from harness.storage.contents import plain
-from harness.summary import CardRow, Dropped, MemoryBandwidth, PlanCheck, ServedCosts
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+from harness.summary import CardRow, Dropped, MemoryBandwidth, PlanCheck, ServedCosts, adapter
 
 Entries = Mapping[str, Any]
 # The door of a run that measured a server
@@ -45,8 +41,7 @@ class _View:
 
     @classmethod
     def of(cls, entries: Entries) -> Self:
-        """From the entries of the file."""
-        return _adapter(cls).validate_python(_view(entries))
+        return adapter(cls).validate_python(_view(entries))
 
 
 @dataclass(frozen=True)
@@ -212,7 +207,6 @@ class _ByTemperature:
     made: int
 
     def k_at(self, temperature: float) -> int | None:
-        """The K that was chosen at a temperature."""
         return next((each.k for each in self.chosen if each.temperature == temperature), None)
 
     def p_min_at(self, temperature: float) -> float:
@@ -220,7 +214,6 @@ class _ByTemperature:
         return next((each.p_min for each in self.chosen if each.temperature == temperature), 0.0)
 
     def made_at(self, temperature: float) -> int:
-        """The number of looks that are made at a temperature."""
         made = (each.looks for each in self.chosen if each.temperature == temperature)
         return next(made, None) or self.made
 
@@ -420,7 +413,7 @@ class Manifest:
         if isinstance(costs := views.get("engine_costs"), Mapping):
             models = {role: _view(costs.get(role, {})) for role in ("target", "draft")}
             views["engine_costs"] = {**costs, **models}
-        return _adapter(cls).validate_python(views)
+        return adapter(cls).validate_python(views)
 
     def updated(self, **changes: Any) -> "Manifest":
         """With other entries, as records or as what the file holds; None removes one.
@@ -467,7 +460,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder}: made by {age} version (schema {version}; this one reads {SCHEMA_VERSION});"
             " read it with the version that made it, or make it again"
         )
-    from pydantic import ValidationError  # see `_adapter`
+    from pydantic import ValidationError  # see `harness.summary.adapter`
 
     try:
         return Manifest.of(entries)
@@ -475,13 +468,6 @@ def read_manifest(folder: Path) -> Manifest:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise UserError(f"{file}: {place}: {first['msg']}; not a run's manifest") from error
-
-
-@cache
-def _adapter(record: type[Any]) -> "TypeAdapter[Any]":
-    from pydantic import TypeAdapter  # --help of every command imports this module
-
-    return TypeAdapter(record)
 
 
 def _view(entries: Any) -> Any:

@@ -13,7 +13,7 @@ position (one more than the text has) and offset from it; see `DraftConfidence`.
 """
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,6 @@ TEXT_COLUMNS = {
     "chosen": pa.bool_(),
 }
 # Of a position, and of a start and offset; the names are those of TextTrace
-TARGET_COLUMNS = ("target_logprob",)
 NUMBER_COLUMNS = {
     "target_logprob": pa.float64(),
     "draft_logprob": pa.float64(),
@@ -148,11 +147,11 @@ def _table(traces: Sequence[TextTrace]) -> pa.Table:
 
 def _rows(trace: TextTrace) -> dict[str, NDArray[Any]]:
     """The per-row columns of one trace; what is absent is NaN."""
-    positions, numbers = np.arange(len(trace.tokens)), NUMBER_COLUMNS
+    positions, scores = np.arange(len(trace.tokens)), {n: getattr(trace, n) for n in NUMBER_COLUMNS}
     if trace.depth is None:
         absent = np.full(len(positions), np.nan)
         places = {"start": absent, "offset": absent, "proposed": absent, "position": positions}
-        return {**places, "token": trace.tokens, **_scores(trace, numbers)}
+        return {**places, "token": trace.tokens, **scores}
     offsets = np.arange(trace.depth)
     at = positions[:, None] + offsets
     proposed = np.full(len(positions), np.nan) if trace.proposed is None else trace.proposed
@@ -163,13 +162,8 @@ def _rows(trace: TextTrace) -> dict[str, NDArray[Any]]:
         "position": at,
         "token": _at(trace.tokens.astype(np.float64), at),
     }
-    rows |= _scores(trace, [name for name in numbers if name not in TARGET_COLUMNS])
-    rows |= {name: _at(getattr(trace, name), at) for name in TARGET_COLUMNS}
+    rows |= scores | {"target_logprob": _at(trace.target_logprob, at)}
     return {name: values.reshape(-1) for name, values in rows.items()}
-
-
-def _scores(trace: TextTrace, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    return {name: getattr(trace, name) for name in names}
 
 
 def _at(values: NDArray[np.float64], at: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -183,16 +177,13 @@ def _traces(stored: pd.DataFrame) -> list[TextTrace]:
     texts = stored.groupby([*TEXT_COLUMNS], sort=False, dropna=False, observed=True).ngroup()
     order = np.argsort(texts, kind="stable")
     rows_of = np.split(order, np.flatnonzero(np.diff(texts.to_numpy()[order])) + 1)
-    firsts = stored[[*TEXT_COLUMNS]].iloc[[rows[0] for rows in rows_of]]
-    heads = zip(*(firsts[name].tolist() for name in TEXT_COLUMNS), strict=True)
+    firsts = stored[[*TEXT_COLUMNS]].iloc[[rows[0] for rows in rows_of]].astype(object)
+    heads: Any = firsts.where(firsts.notna(), None).to_dict("records")
     numbers = {name: stored[name].to_numpy() for name in NUMBER_COLUMNS}
     places = {name: stored[name].to_numpy(np.float64, na_value=np.nan) for name in PLACES}
     return [
         _trace(
-            {
-                n: None if pd.isna(value) else value
-                for n, value in zip(TEXT_COLUMNS, head, strict=True)
-            },
+            head,
             {name: values[rows] for name, values in numbers.items()},
             {name: values[rows] for name, values in places.items()},
         )
@@ -209,15 +200,10 @@ def _trace(
         return TextTrace(**head, tokens=_integers(tokens), **numbers)
     shape = (int(np.nanmax(start)) + 1, int(np.nanmax(places["offset"])) + 1)
     numbers = {name: values.reshape(shape) for name, values in numbers.items()}
-    first = {name: numbers[name][:, 0].copy() for name in TARGET_COLUMNS}
-    return TextTrace(
-        **head,
-        tokens=_integers(tokens.reshape(shape)[:, 0]),
-        **{**numbers, **first},
-        proposed=None
-        if np.isnan(proposed).all()
-        else _integers(proposed).reshape(shape)[:, 0].copy(),
-    )
+    numbers["target_logprob"] = numbers["target_logprob"][:, 0].copy()
+    if not np.isnan(proposed).all():
+        numbers["proposed"] = _integers(proposed).reshape(shape)[:, 0].copy()
+    return TextTrace(**head, tokens=_integers(tokens.reshape(shape)[:, 0]), **numbers)
 
 
 def _integers(values: NDArray[np.float64]) -> NDArray[np.int64]:

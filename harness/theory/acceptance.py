@@ -21,7 +21,6 @@ from harness.records import UserError
 
 
 def check_k(k: int) -> int:
-    """K as an int, or a UserError."""
     try:
         number = math.nan if isinstance(k, bool) else float(k)
     except (TypeError, ValueError):

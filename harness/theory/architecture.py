@@ -1,8 +1,12 @@
-"""A decoder's sizes, its number of parameters, and the bytes that a step reads.
+"""A decoder's sizes, its number of parameters, the bytes that a step reads, and its memory.
 
 Plain decoding of one sequence reads every weight once per token and computes little with it. A
 verify forward reads the same weights for more positions, which is why it costs little more than a
 step; in a mixture of experts it touches more experts and does read more.
+
+Whether models fit a memory follows from the same sizes. A draft's weights and KV cache are on the
+card of the target's, and the memory that both models' weights leave holds cached tokens, each with
+the bytes of both. So a draft costs context or concurrency (`memory_view`).
 
 The sizes come from `conf/model/*.yaml` (`architecture_of`) or from a model's own configuration
 (`harness.models.memory`). Layout: Qwen3 ("Qwen3 Technical Report", 2025) and its
@@ -10,11 +14,13 @@ mixture-of-experts variant, which cover Llama-like models closely: grouped-query
 feed-forward, RMS norms.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from harness.records import UserError
+from harness.summary import DraftMemory
 
 FAMILIES = ("qwen3", "qwen3_moe", "llama", "qwen2")
 # Families whose parameters are counted correctly, by transformers' names, and their classes
@@ -32,6 +38,8 @@ NUMBERS_OF_EXPERTS = ("experts", "experts_per_token", "moe_ffn")
 # Entries that only a built network needs; harness.models.dummy has their defaults
 BUILDING = ("rope_theta", "rope_scaling", "norm_eps", "max_positions")
 KNOWN = frozenset({"family", "tied_embeddings", *NUMBERS, *NUMBERS_OF_EXPERTS, *BUILDING})
+# Servers leave a part of the memory to activations and the allocator; vLLM's default is 0.9
+USABLE_SHARE = 0.9
 
 
 def experts_touched(experts: int, experts_per_token: int, tokens: int) -> float:
@@ -73,7 +81,6 @@ class Architecture:
 
     @property
     def embedding_parameters(self) -> int:
-        """The entries of one vocabulary table."""
         return self.vocab * self.hidden
 
     @property
@@ -122,18 +129,14 @@ class Architecture:
         context_tokens: int = 0,
         batch: int = 1,
         bytes_per_parameter: float = 2.0,
-        bytes_per_value: float = 2.0,
     ) -> float:
         """Bytes that one forward must read: the weights once, the cache of every sequence.
 
-        Args:
-            tokens: new positions per sequence.
-            context_tokens: positions in each sequence's cache.
-            batch: sequences side by side.
-            bytes_per_parameter, bytes_per_value: 2 for bf16 weights, and for a bf16 cache.
+        `tokens` are new positions per sequence, `context_tokens` those in its cache, and the bytes
+        of a parameter are those of a cached value, too.
         """
         weights = self.weight_bytes_read(tokens * batch, bytes_per_parameter)
-        return weights + batch * self.kv_bytes_read(context_tokens, bytes_per_value)
+        return weights + batch * self.kv_bytes_read(context_tokens, bytes_per_parameter)
 
     def flops(self, *, tokens: int = 1, context_tokens: int = 0, batch: int = 1) -> float:
         """Operations of a forward: two per parameter that a position uses, four per attended value.
@@ -187,11 +190,9 @@ def architecture_from(sizes: Mapping[str, Any], *, counted: bool) -> Architectur
 
 
 def architecture_of(conf: Mapping[str, Any], key: str = "model.architecture") -> Architecture:
-    """The sizes in a configuration's `architecture`.
+    """The sizes in a configuration's `architecture`, which stands at `key`.
 
-    Args:
-        conf: the mapping. `ffn` of a mixture of experts is one expert's, unless `moe_ffn` is given.
-        key: where it stands, for error messages.
+    `ffn` of a mixture of experts is one expert's, unless `moe_ffn` is given.
     """
     family = conf.get("family")
     if family not in FAMILIES:
@@ -219,8 +220,78 @@ def architecture_of(conf: Mapping[str, Any], key: str = "model.architecture") ->
 
 def _whole(conf: Mapping[str, Any], name: str, key: str) -> int:
     value = conf.get(name)
-    if value is None:
-        raise UserError(f"{key}.{name}: missing; give a whole number of at least 1")
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UserError(f"{key}.{name}={value}: give a whole number of at least 1")
+        problem = ": missing;" if value is None else f"={value}:"
+        raise UserError(f"{key}.{name}{problem} give a whole number of at least 1")
     return value
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """The bytes of a model in memory: its own weights, and KV cache for every token of a text."""
+
+    weights: float = 0.0
+    kv_per_token: float = 0.0
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """Models that share a memory."""
+
+    room_bytes: float  # the memory that they may fill
+    models: tuple[ModelBytes, ...]  # each with a KV cache
+    context_tokens: int = 0  # of each sequence
+    sequences: int = 1  # side by side
+
+    @property
+    def weights_bytes(self) -> float:
+        return sum(model.weights for model in self.models)
+
+    @property
+    def cache_bytes(self) -> float:
+        per_token = sum(model.kv_per_token for model in self.models)
+        return self.sequences * self.context_tokens * per_token
+
+    @property
+    def needed_bytes(self) -> float:
+        return self.weights_bytes + self.cache_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.room_bytes
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that the caches can hold in the memory that the weights leave."""
+        left = self.room_bytes - self.weights_bytes
+        return max(0, math.floor(left / sum(model.kv_per_token for model in self.models)))
+
+
+def usable_bytes(memory_gb: float) -> float:
+    """The part of a card's memory that models may fill."""
+    return USABLE_SHARE * memory_gb * 1e9
+
+
+def memory_view(
+    name: str, draft: ModelBytes, target: ModelBytes, memory_bytes: float, *, context_tokens: int
+) -> DraftMemory:
+    """The memory of a draft, and the context and sequences lost compared with no draft.
+
+    USABLE_SHARE of `memory_bytes` may be filled. `context_tokens` are those of each concurrent
+    sequence, prompt and answer.
+    """
+    if not (math.isfinite(memory_bytes) and memory_bytes > 0.0):
+        raise UserError(f"memory_bytes={memory_bytes}: must be above 0")
+    if context_tokens < 1:
+        raise UserError(f"context_tokens={context_tokens}: must be 1 or more")
+    room = memory_bytes * USABLE_SHARE
+    alone, both = (MemoryFit(room, each).most_tokens for each in ((target,), (target, draft)))
+    return DraftMemory(
+        draft=name,
+        weights_bytes=draft.weights,
+        context_tokens_lost=alone - both,
+        sequences_lost=alone // context_tokens - both // context_tokens,
+    )

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from harness.records import UserError
 from harness.theory.acceptance import expected_tokens_per_round
-from harness.theory.architecture import Architecture
-from harness.theory.memory import MemoryFit, ModelBytes, usable_bytes
+from harness.theory.architecture import Architecture, MemoryFit, ModelBytes, usable_bytes
 from harness.theory.roofline import Card, forward_floor
 
 SECONDS_PER_HOUR = 3600.0
@@ -32,7 +31,6 @@ TIMINGS = 40
 
 
 def money(seconds: float, price_per_hour: float) -> float:
-    """The price of a time, in the currency of `price_per_hour`."""
     return seconds * price_per_hour / SECONDS_PER_HOUR
 
 
@@ -97,14 +95,7 @@ class Estimate:
 def pair_forwards(
     ks: Sequence[int], generations: float, new_tokens: int, alpha: float = ALPHA
 ) -> list[Forwards]:
-    """The forwards of measured generations at every K, without prefills.
-
-    Args:
-        ks: the K; 0 is plain decoding.
-        generations: number of generations at each K.
-        new_tokens: tokens of each generation.
-        alpha: probability that a draft token is accepted, given that all before it were.
-    """
+    """The forwards of so many generations at every K, 0 being plain decoding, without prefills."""
     tokens = generations * new_tokens
     work: list[Forwards] = []
     for k in ks:
@@ -117,7 +108,6 @@ def pair_forwards(
 
 
 def text_forwards(texts: int, new_tokens: int, batch: int) -> list[Forwards]:
-    """The forwards that generate the target's completions in batches."""
     full, rest = divmod(texts, batch)
     sizes = [batch] * full + ([rest] if rest else [])
     return [Forwards("target", new_tokens, 1, size) for size in sizes]
@@ -156,11 +146,8 @@ def estimate(
 ) -> Estimate:
     """Time and cost of forwards on a card with a price.
 
-    Args:
-        work: the forwards.
-        models: by name, with `target`; a drafter without a model (an n-gram) costs nothing.
-        card: the card, with its price.
-        context_tokens: of a typical step.
+    `models` are by name, with `target`; a drafter without a model (an n-gram) costs nothing.
+    `context_tokens` are those of a typical step.
     """
     drafts = [model for name, model in models.items() if name != "target"]
     # An audition loads one draft at a time

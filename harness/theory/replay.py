@@ -134,11 +134,9 @@ class Replayed:
         return Replayed(self.k, *map(add, _arrays(self)))
 
     def rows(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> "Replayed":
-        """The counts of some texts."""
         return Replayed(self.k, *(values[keep] for values in _arrays(self)))
 
     def scaled(self, factors: Array) -> "Replayed":
-        """The counts of each text times its factor, (texts,)."""
         return Replayed(self.k, *((values.T * factors).T for values in _arrays(self)))
 
 

@@ -92,14 +92,9 @@ def forward_floor(
     batch: int = 1,
     bytes_per_parameter: float = 2.0,
 ) -> float:
-    """The shortest time of a forward on `card`, seconds; arguments as `Architecture.bytes_read`.
-
-    `bytes_per_parameter` is that of weights and cache.
-    """
+    """The shortest time of a forward on `card`, seconds; arguments as `Architecture.bytes_read`."""
     size = {"tokens": tokens, "context_tokens": context_tokens, "batch": batch}
-    read = shape.bytes_read(
-        **size, bytes_per_parameter=bytes_per_parameter, bytes_per_value=bytes_per_parameter
-    )
+    read = shape.bytes_read(**size, bytes_per_parameter=bytes_per_parameter)
     reading = memory_floor_s(read, card.bandwidth_gb_s)
     computing = shape.flops(**size) / card.bf16_tflops / 1e12
     return max(reading, computing)
@@ -115,13 +110,11 @@ class ReadingModel:
     source: Literal["measured", "datasheet"]  # of the bandwidth
 
     def bytes_read(self, row: LatencyRow) -> float:
-        """Bytes that a timed forward must read."""
         return self.shape.bytes_read(
             tokens=row.tokens,
             context_tokens=row.context_tokens,
             batch=row.batch,
             bytes_per_parameter=self.bytes_per_parameter,
-            bytes_per_value=self.bytes_per_parameter,
         )
 
 

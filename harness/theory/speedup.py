@@ -54,7 +54,6 @@ class StepTimes:
         return self.draft_s / self.target_s
 
     def covers(self, k: int) -> bool:
-        """True where v(k) is known."""
         return not self.verify_s or k < len(self.verify_s)
 
     def v(self, k: int) -> float:
@@ -108,7 +107,6 @@ class RoundTimes:
         return self.round_s[-1][0] if self.round_s else 0
 
     def covers(self, k: int) -> bool:
-        """True where R(k) is known."""
         return 0 <= k <= self.largest
 
     def parts(self, n: int) -> tuple[tuple[int, float], ...]:
@@ -129,11 +127,7 @@ class RoundTimes:
         return max(lines, key=self._seconds)
 
     def at(self, n: int) -> float:
-        """The seconds of a round that proposes n tokens.
-
-        Raises:
-            UserError: n is above the largest that was timed.
-        """
+        """The seconds of a round that proposes n tokens; raises as `parts`."""
         return self._seconds(self.parts(n))
 
     def _seconds(self, parts: tuple[tuple[int, float], ...]) -> float:
