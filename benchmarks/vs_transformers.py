@@ -36,10 +36,8 @@ Contestant = Callable[[EncodedPrompt, int, float], tuple[float, list[int]]]
 def ours(pair: ModelPair, config) -> Contestant:
     def run(entry: EncodedPrompt, k: int, temperature: float) -> tuple[float, list[int]]:
         start = time.perf_counter()
-        trial = run_trial(
-            request(pair, config, Task(entry, temperature, k, 0)),
-            *(pair.target_model, pair.draft_model),
-        )
+        asked = request(pair, config, Task(entry, temperature, k, 0))
+        trial = run_trial(asked, pair.target_model, pair.draft_model)
         return time.perf_counter() - start, list(trial.tokens or ())
 
     return run

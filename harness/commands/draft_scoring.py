@@ -147,19 +147,16 @@ def each_draft(
     """Measure and store every draft, with notes on those that lost, cannot be used or broke down.
 
     Args:
-        drafts: in the order in which they are measured.
         measure: gives what the folder lacks of one draft, whose scores of these texts are missing;
             None where it lacks nothing.
         generation_s: what the texts took, in this process.
-        debug: whether the traceback of a draft's error is shown.
 
     Raises:
         UserError: none could be measured, now or before a resume.
     """
     before = folder.manifest.audition
-    costs, dropped, untimed = before.costs, {**before.dropped}, [*before.untimed]
-    generation_s += costs.generation_s or 0.0
-    scoring_s = costs.scoring_s
+    dropped, untimed, scoring_s = {**before.dropped}, [*before.untimed], before.costs.scoring_s
+    generation_s += before.costs.generation_s or 0.0
     not_eligible: list[IneligibleDraft] = []
     failures: list[Failure] = []
 
@@ -173,47 +170,30 @@ def each_draft(
             continue
         scored = {trace.key for trace in folder.traces() if trace.draft == conf.name}
         waiting = [text for text in texts if text.request.key not in scored]
-        result = _tried(measure, conf, waiting, debug=debug)
-        if isinstance(result, IneligibleDraft):
-            not_eligible.append(result)
-        elif isinstance(result, Failure):
-            failures.append(result)
-        elif result is not None:
+        result: DraftResult | None = None
+        try:
+            result = measure(conf, waiting)
+        except NotEligible as reason:
+            not_eligible.append(IneligibleDraft(conf.name, str(reason)))
+        except Exception as error:  # a draft's own code and files may raise anything
+            if debug:
+                traceback.print_exception(error)
+            failures.append(Failure(f"draft {conf.name}", _reason(error), conf.name))
+        finally:  # one draft in memory at a time
+            gc.collect()
+            torch.cuda.empty_cache()
+        if result is not None:
             scoring_s = (scoring_s or 0.0) + result.scoring_s
             _store(folder, conf.name, result)
-            if result.dropped is not None:
-                dropped[conf.name] = result.dropped
-            if result.untimed:
-                untimed.append(conf.name)
-            if result.dropped is not None or result.untimed:
+            dropped |= {conf.name: result.dropped} if result.dropped else {}
+            untimed += [conf.name] if result.untimed else []
+            if result.dropped or result.untimed:
                 note()
     note()
     if len(not_eligible) + len(failures) == sum(conf.name not in before.dropped for conf in drafts):
         reasons = [f"{entry.draft}: {entry.reason}" for entry in not_eligible]
         reasons += [f"{entry.where}: {entry.error}" for entry in failures]
         raise UserError("drafts: none could be auditioned; " + "; ".join(reasons))
-
-
-def _tried(
-    measure: Callable[[ModelConf, Sequence[GeneratedText]], DraftResult | None],
-    conf: ModelConf,
-    waiting: Sequence[GeneratedText],
-    *,
-    debug: bool,
-) -> DraftResult | IneligibleDraft | Failure | None:
-    """The result of a draft, or the reason why it has none; its memory is free afterwards."""
-    try:
-        return measure(conf, waiting)
-    except NotEligible as reason:
-        return IneligibleDraft(conf.name, str(reason))
-    except Exception as error:  # a draft's own code and files may raise anything
-        if debug:
-            traceback.print_exception(error)
-        return Failure(f"draft {conf.name}", _reason(error), conf.name)
-    finally:  # one draft in memory at a time
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 def _store(folder: RunFolder, name: str, result: DraftResult) -> None:

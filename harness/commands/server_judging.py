@@ -25,7 +25,7 @@ import torch
 
 from harness.analysis.cells import latest
 from harness.analysis.lossless import greedy_pairs
-from harness.commands.pair import Pair, Scoring, open_draft
+from harness.commands.pair import Scoring, open_draft
 from harness.commands.progress import progress
 from harness.commands.requests import check_texts
 from harness.commands.run_lifecycle import note_models, unless_broken
@@ -108,7 +108,13 @@ def judge(folder: RunFolder, work: Workload) -> None:
         if differ and work.config.engine != OWN.name:
             plain = where(trials, temperature=GREEDY, k=0, repetition=0)
             noise = largest_gap([work.returned(each) for each in plain], pair.target_model)
-        likelihoods = _likelihoods(sampled, work, pair)
+        cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
+        likelihoods: list[TextLikelihood] = []
+        with progress("testing the returned texts", len(cells)) as tick:
+            for _, cell in sorted(cells.items()):
+                texts = [work.returned(each) for each in cell]
+                likelihoods.append(likelihood_test(texts, pair.target_model))
+                tick()
         check_texts(folder, trials, pair, work.config, likelihoods, judged, noise)
         if stored_facts(folder).spec.counting is not None:
             _score(folder, replace(work, pair=pair))
@@ -119,16 +125,6 @@ def release() -> None:
     """Give back the memory of weights that nothing holds any more."""
     gc.collect()
     release_memory()
-
-
-def _likelihoods(sampled: Sequence[Trial], work: Workload, pair: Pair) -> list[TextLikelihood]:
-    cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
-    with progress("testing the returned texts", len(cells)) as tick:
-        tests: list[TextLikelihood] = []
-        for _, cell in sorted(cells.items()):
-            tests.append(likelihood_test([work.returned(each) for each in cell], pair.target_model))
-            tick()
-    return tests
 
 
 def _score(folder: RunFolder, work: Workload) -> None:
@@ -164,7 +160,6 @@ def _score(folder: RunFolder, work: Workload) -> None:
 def _traces_of(
     folder: RunFolder, work: Workload, of_k: dict[int, list[GeneratedText]], how: Scoring
 ) -> dict[int, list[TextTrace]]:
-    """Traces of texts, by K."""
     texts = [text for some in of_k.values() for text in some]
     greedy = all(text.request.sampling.temperature == GREEDY for text in texts)
     with ExitStack() as stack:

@@ -162,7 +162,6 @@ def _measure_in_looks(
     """Generate and score every text, choose K, and measure look after look what the folder lacks.
 
     Args:
-        folder: of the run; its manifest notes what is chosen and how many looks are made.
         expected: what the run was said to take, which is corrected by what the texts took.
 
     Raises:

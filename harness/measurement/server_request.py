@@ -170,7 +170,6 @@ def ask(
     """Send a request, and where the clock has no prefill apart, one for the prefill alone.
 
     Args:
-        number: of the visit.
         turn: where the server takes turns with others.
         cached: whether the server may use what its cache holds of the prompt; its prefill is then
             no measurement.
