@@ -19,12 +19,11 @@ from functools import cached_property
 import numpy as np
 
 from harness.analysis.cells import (
+    PromptId,
     expected_tokens_per_round,
     new_tokens,
-    paired_sums,
     priced,
     ratio,
-    steadied,
     with_counts,
     with_times,
 )
@@ -194,28 +193,17 @@ def speedups(
     }
 
 
-def gap_of(
-    cell: Cell,
-    trials: Sequence[Trial],
-    plain: Sequence[Trial],
-    replays: Replays,
-    name: Candidate,
-    latency: Latency,
-) -> Gap | None:
+def gap_of(evidence: Evidence, measured: Mapping[PromptId, Array]) -> Gap | None:
     """A measured cell against its prediction, on the prompts that both have; None without any.
 
-    `plain` are the trials of its baseline.
+    Args:
+        evidence: the prediction of one candidate on a prompt set.
+        measured: [4] of each prompt, as `paired_sums` gives them.
     """
-    measured = paired_sums(steadied(trials, latency.rounds), steadied(plain, latency.rounds))
-    replays = replays.rows([name in measured for name in replays.names])
-    if not replays.names or not latency.rounds.covers(cell.k):
-        return None
-    counts = replays.candidates[name]
-    costs, texts = counts.proposals @ latency.relative(cell.k), counts.new_tokens
-    sums = np.stack([texts, texts, costs, texts], axis=1)
-    error = latency.visit_error([counts])
-    by_visit = error and Variance(*(each[0] for each in error.variance))
-    return Gap.of(dict(zip(replays.names, sums, strict=True)), measured, by_visit)
+    plain, (timed,) = evidence.baseline, evidence.candidates.values()
+    sums = np.stack([plain.seconds, plain.tokens, timed.seconds, timed.tokens], axis=1)
+    costs = Variance(*(each[0] for each in evidence.workload(None).timing_variance()))
+    return Gap.of(dict(zip(evidence.names, sums, strict=True)), measured, costs)
 
 
 # ---- rows of results.csv -------------------------------------------------------------------------

@@ -45,13 +45,13 @@ class Gap:
         cls,
         predicted: Mapping[PromptId, Array],
         measured: Mapping[PromptId, Array],
-        costs: Variance | None,
+        costs: Variance,
     ) -> "Gap | None":
         """On the prompts of one set that both have; None where these are too few to tell its error.
 
         Args:
             predicted, measured: [4] of each prompt, as `paired_sums` gives them.
-            costs: the error of what rounds cost; None of exact ones.
+            costs: the error of what rounds cost.
         """
         names = [name for name in predicted if name in measured]
         if not names:
@@ -63,7 +63,7 @@ class Gap:
         gap = log(predicted) - log(measured)
         if gap.variance is None:
             return None
-        return cls(float(gap.value), joined(filter(None, [gap.variance, costs])))
+        return cls(float(gap.value), joined([gap.variance, costs]))
 
     @property
     def exceeds(self) -> bool:

@@ -32,7 +32,7 @@ from harness.analysis.request_times import (
 )
 from harness.engine_facts.spec import Counting
 from harness.records import RoundTiming
-from harness.stats.jackknife import Array, Variance, left_out_variance
+from harness.stats.jackknife import Array
 from harness.summary import ServedCosts
 from harness.theory.replay import Replayed, replay_texts
 from harness.theory.speedup import RoundTimes
@@ -129,19 +129,6 @@ class ServerCosts:
         """Plain seconds / speculative ones, of such requests together."""
         plain_s = self.plain_s(tokens, requests)
         return float(plain_s.sum() / self.speculative_s(counts, requests).sum())
-
-
-def speedup_variance(timed: TimedRequests, tokens: Array, counts: Replayed) -> Variance | None:
-    """The variance that costs' error gives the logarithm of a predicted speedup, by the jackknife.
-
-    `tokens` and `counts` are the plain tokens and the rounds of the texts that are predicted. None
-    where the costs rest on too few prompts to do without some.
-    """
-    fits = left_out_costs(timed, counts.k)
-    if not fits:
-        return None
-    logs = [np.log(fit.speedup(tokens, counts)) for fit in fits]
-    return left_out_variance(np.array(logs), np.ones(len(logs)))
 
 
 def left_out_costs(timed: TimedRequests, k: int) -> list[ServerCosts]:

@@ -7,23 +7,21 @@ on all prompts is predicted from rounds that few requests priced, or that lie on
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from harness.analysis.cells import (
-    PromptId,
     completed,
     few_visits_error,
     measured_rows,
     paired_sums,
-    prompts_of,
     with_counts,
     with_times,
 )
-from harness.analysis.predicted import evidence_of
+from harness.analysis.predicted import evidence_of, gap_of, speedups
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.replayed import Replays, by_prompt
 from harness.analysis.round_costs import (
@@ -38,16 +36,14 @@ from harness.analysis.server_costs import (
     TimedRequests,
     fit_costs,
     left_out_costs,
-    speedup_variance,
     timed_rounds,
 )
 from harness.analysis.server_lossless import gates, replay_holds
-from harness.analysis.server_texts import ServedTexts, Texts
+from harness.analysis.server_texts import ServedTexts
 from harness.analysis.setup import Setup, p_min_of
 from harness.analysis.verdict import Candidate, Evidence
 from harness.engine_facts.draft_kinds import looks_up
 from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped, where
-from harness.stats.jackknife import Array, Variance, exponential, joined, log_speedup
 from harness.summary import NotPredicted, RoundSummary, ServedCosts, ServedGate
 
 
@@ -107,6 +103,12 @@ class TimedServer:
         costs = self.costs(temperature)
         if costs is None:
             return None
+        return self.priced(temperature, costs, self.without[temperature] or (costs, costs))
+
+    def priced(
+        self, temperature: float, costs: ServerCosts, without: Sequence[ServerCosts]
+    ) -> Latency:
+        """The latency at some costs, with those `without` each part of their prompts."""
         times = ServedTimes(
             engine=self.texts.engine.name,
             run=str(self.setup.run.folder),
@@ -114,7 +116,7 @@ class TimedServer:
             visits=len({trial.repetition for trial in self.texts.trials}),
             basis="measured",
             costs=costs,
-            without=tuple(self.without[temperature]) or (costs, costs),
+            without=tuple(without),
         )
         return Latency(costs.times, served=times)
 
@@ -288,9 +290,9 @@ def served_rows(server: TimedServer) -> ServedRows:
     errors = _errors(server.texts, [made for made in predicted if made is not None])
     return ServedRows(
         measured,
-        [made and made.with_interval(errors) for made in predicted],
+        [made and _with_interval(made, errors) for made in predicted],
         [
-            made.with_interval(errors)
+            _with_interval(made, errors)
             for row in measured
             if row.k == 0 and row.temperature is not None
             if server.texts.chosen_k(row.temperature) is not None
@@ -324,64 +326,46 @@ def _measured(server: TimedServer) -> list[ResultRow]:
     return made
 
 
-def _errors(texts: ServedTexts, predicted: "Sequence[_Prediction]") -> dict[float, PredictionError]:
+# A cell's row without an interval, and of what costs are known well enough their evidence
+_Predicted = tuple[ResultRow, Evidence | None]
+
+
+def _errors(texts: ServedTexts, predicted: Sequence[_Predicted]) -> dict[float, PredictionError]:
     cells = grouped(completed(texts.settled), lambda trial: trial.cell_key)
     gaps: dict[Cell, Gap | None] = {}
-    for made in predicted:
-        if made.row.k:
-            cell = _cell(made.row)
+    for row, evidence in predicted:
+        if evidence is not None:
+            cell = _cell(row)
             sums = paired_sums(cells.get(cell, []), cells.get(replace(cell, k=0), []))
-            gaps[cell] = made.costs and Gap.of(made.sums, sums, made.costs)
+            gaps[cell] = gap_of(evidence, sums)
     return prediction_errors(gaps)
 
 
-def plain_texts(texts: ServedTexts, row: ResultRow) -> Texts:
-    """The plain server's texts of a cell's prompts."""
-    cell = _cell(row)
-    return texts.texts(texts.settled, 0, cell.temperature).of([cell.prompt_set])
+def _with_interval(made: _Predicted, errors: Mapping[float, PredictionError]) -> ResultRow:
+    """The row with an interval over other prompts, and others whose requests tell costs.
 
-
-@dataclass(frozen=True, eq=False)
-class _Prediction:
-    """The prediction of a cell by other requests.
-
-    Attributes:
-        row: without an interval.
-        sums: [4] of each prompt, as `paired_sums` has them; none of plain decoding.
-        costs: the error of what tokens and rounds cost; None where too few prompts tell it.
+    By temperature, `errors` are those of all predictions.
     """
-
-    row: ResultRow
-    sums: Mapping[PromptId, Array] = field(default_factory=dict[PromptId, Array])
-    costs: Variance | None = None
-
-    def with_interval(self, errors: Mapping[float, PredictionError]) -> ResultRow:
-        """The row with an interval over other prompts, and others whose requests tell costs.
-
-        By temperature, `errors` are those of all predictions.
-        """
-        if self.costs is None:
-            return self.row
-        error = errors.get(self.row.temperature or 0.0)
-        shared = joined([self.costs] if error is None else [self.costs, error.variance])
-        log = log_speedup(*np.array([*self.sums.values()]).T)
-        interval = exponential(log.interval(shared, skew=True))
-        if interval is None:
-            return self.row
-        return replace(self.row, speedup_lo=interval.lo, speedup_hi=interval.hi)
+    row, evidence = made
+    if evidence is None:
+        return row
+    error = errors.get(evidence.temperature)
+    (gain,) = speedups(evidence, error=error and error.variance).values()
+    lo, hi = gain.interval or (None, None)
+    return replace(row, speedup_lo=lo, speedup_hi=hi)
 
 
-def _predicted_cell(server: TimedServer, row: ResultRow) -> _Prediction | None:
-    temperature = row.temperature
-    if server.not_predicted is not None or temperature is None or row.new_tokens is None:
+def _predicted_cell(server: TimedServer, row: ResultRow) -> _Predicted | None:
+    temperature, served, rule = row.temperature, server.texts, server.texts.engine.rule
+    if server.not_predicted or temperature is None or row.new_tokens is None or rule is None:
         return None
     # Of a K that is not measured there is no cell that its prediction should not have seen
-    measured = row.k in (0, *server.texts.ks_at(temperature))
+    measured = row.k in (0, *served.ks_at(temperature))
     fit = server.fits.get((temperature, row.prompt_set if measured else None))
-    texts = plain_texts(server.texts, row)
+    texts = served.texts(served.settled, 0, temperature).of([row.prompt_set or ""])
     if fit is None or not texts.trials:
         return None
-    costs, plain_s = fit.costs, fit.costs.plain_s(texts.tokens)
+    costs = fit.costs
     made = ResultRow(
         model=row.model,
         draft=row.draft,
@@ -390,31 +374,30 @@ def _predicted_cell(server: TimedServer, row: ResultRow) -> _Prediction | None:
         k=row.k,
         source="replayed",
         prompts=len({trial.conversation for trial in texts.trials}),
-        engine=server.texts.engine.name,
+        engine=served.engine.name,
         status=row.status,
         error=row.error,
     )
     if row.k == 0:
-        return _Prediction(replace(with_times(made, plain_s, texts.tokens), speedup=1.0))
+        made = with_times(made, costs.plain_s(texts.tokens), texts.tokens)
+        return replace(made, speedup=1.0), None
     if not costs.times.covers(row.k):
         return None
-    counts = server.texts.replayed(texts, row.k)
-    seconds = costs.speculative_s(counts)
+    counts = served.replayed(texts, row.k)
     # No prediction: what a round costs here, by the requests of this cell too
     every = server.costs(temperature) or costs
     made = replace(
-        with_counts(with_times(made, seconds, texts.tokens), counts),
-        rule=server.texts.engine.rule,
+        with_counts(with_times(made, costs.speculative_s(counts), texts.tokens), counts),
+        rule=rule,
         speedup=costs.speedup(texts.tokens, counts),
         breakeven_alpha=every.times.break_even_alpha(row.k),
     )
-    names, rows = prompts_of(texts.trials)
-    before, after, tokens = (
-        np.bincount(rows, each).astype(np.float64) for each in (plain_s, seconds, texts.tokens)
-    )
-    sums = np.stack([before, tokens, after, tokens], axis=1)
-    error = speedup_variance(fit.requests, texts.tokens, counts)
-    return _Prediction(made, dict(zip(names, sums, strict=True)), error)
+    without = left_out_costs(fit.requests, row.k)
+    if not without:
+        return made, None
+    draft = server.setup.draft
+    replays = by_prompt(texts.traces, rule, {Candidate(draft, row.k): counts}, frozenset())
+    return made, evidence_of(replays, {draft: server.priced(temperature, costs, without)})
 
 
 def _cell(row: ResultRow) -> Cell:

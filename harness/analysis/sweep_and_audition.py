@@ -21,7 +21,7 @@ from harness.analysis.answers import (
 from harness.analysis.caveats import of_setup, timing
 from harness.analysis.caveats.prompts import k_at_edge, k_left_out
 from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
-from harness.analysis.cells import completed, latest, measured_rows, timed
+from harness.analysis.cells import completed, latest, measured_rows, paired_sums, steadied, timed
 from harness.analysis.device import draft_memory, price_per_hour
 from harness.analysis.failures import failures
 from harness.analysis.leaderboard import rank
@@ -191,11 +191,14 @@ def errors_of(run: PairRun) -> dict[float, PredictionError]:
     for cell, trials in cells.items():
         predicted = run.drafts.predicted(run.setup.rule, cell.temperature)
         name = Candidate(draft, cell.k, measured_p_min(run.setup, cell.temperature) or 0.0)
-        if predicted is None or name not in predicted.replays.candidates:
+        if predicted is None or (cell.prompt_set, cell.temperature, cell.k) in wrong:
             continue
-        if (cell.prompt_set, cell.temperature, cell.k) not in wrong:
-            plain, latency = cells.get(replace(cell, k=0), []), predicted.latencies[draft]
-            gaps[cell] = gap_of(cell, trials, plain, predicted.replays, name, latency)
+        times, plain = predicted.latencies[draft].rounds, cells.get(replace(cell, k=0), [])
+        measured = paired_sums(steadied(trials, times), steadied(plain, times))
+        replays = predicted.replays.rows([n in measured for n in predicted.replays.names])
+        if replays.names and name in replays.candidates:
+            replays = replace(replays, candidates={name: replays.candidates[name]})
+            gaps[cell] = gap_of(evidence_of(replays, predicted.latencies), measured)
     return prediction_errors(gaps)
 
 
