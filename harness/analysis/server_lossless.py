@@ -57,10 +57,7 @@ def failed_gates(made: Iterable[ServedGate]) -> tuple[ServedGate, ...]:
 
 
 def replay_holds(made: Iterable[ServedGate], temperature: float) -> bool:
-    """True where replay tells the rounds at a temperature, for the server is lossless there.
-
-    Greedy texts that differ from plain decoding's are left out one by one.
-    """
+    """True where the server is lossless at a temperature; greedy texts are left out one by one."""
     failed = {gate.temperature for gate in failed_gates(made)}
     return temperature == GREEDY or temperature not in failed
 
@@ -233,10 +230,7 @@ def _difference_z(test: TextLikelihood, plain: TextLikelihood) -> float:
 
 
 def _repeats(trials: Sequence[Trial], nats_per_token: float) -> bool:
-    """True where all visits of a prompt returned one text, with a chance as small as the gate's.
-
-    Another draw of a text is the same one with the text's own probability.
-    """
+    """True where all visits returned one text, which another draw is by the text's probability."""
     by_prompt = grouped(trials, lambda trial: (trial.prompt_set, trial.prompt))
     texts = [[trial.tokens or () for trial in visits] for visits in by_prompt.values()]
     repeated = sum(len(text) for visits in texts for text in visits[1:])
