@@ -51,7 +51,6 @@ class Question:
     doubt: Doubt | None = None  # why its texts or times cannot be trusted, so that it is undecided
 
     def answer(self, decided: Answer) -> Answer:
-        """The verdict on the evidence, as an answer for this engine."""
         k = decided.named[1]
         known: Source = self.source
         candidates = tuple(

@@ -337,7 +337,6 @@ def _factors(parts: Sequence[Throughput], weights: Weights) -> Array:
 
 
 def _added(factors: Array, seconds: Sequence[Array]) -> Array:
-    """The sum of seconds, each counted so many times."""
     return (factors[:, None] * np.array(seconds)).sum(axis=0)
 
 

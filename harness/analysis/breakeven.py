@@ -290,7 +290,6 @@ def _typed_rows(times: StepTimes) -> Iterator[LatencyRow]:
 
 
 def iid_rows(inputs: Inputs) -> Iterator[ResultRow]:
-    """One row per (K, alpha), by the iid formulas."""
     for k in inputs.ks:
         for alpha in inputs.alphas:
             tokens = theory.expected_tokens_per_round(alpha, k)

@@ -357,7 +357,7 @@ class Gap:
         measured: Mapping[PromptId, Array],
         costs: Variance,
     ) -> "Gap | None":
-        """On the prompts that both have; None where too few tell its error, `costs`' too."""
+        """On the prompts that both have, with the error of `costs`; None where too few tell it."""
         names = [name for name in predicted if name in measured]
         if not names:
             return None

@@ -57,7 +57,7 @@ TIMING = 0.2
 def priced_by(
     costs: EngineCosts, name: str, kind: str, entry: ModelEntry, temperature: float
 ) -> Latency:
-    """The latency of a draft of a kind (`DRAFTS`); UserError where it does not follow."""
+    """The latency of a draft on the engine; UserError where it does not follow there."""
     timed = nearest(costs, temperature)
     every = [ServerCosts.of(each) for each in (timed.costs, *timed.without)]
     basis, ends = basis_of(costs, name, kind, entry, temperature), None

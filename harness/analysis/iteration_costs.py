@@ -223,7 +223,6 @@ class _Observed:
     context_spread: float
 
     def without(self, names: Collection[str]) -> "_Observed":
-        """The prefills and decodings of the other texts."""
         kept = [name not in names for name in self.texts]
         return replace(
             self,

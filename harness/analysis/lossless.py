@@ -177,7 +177,6 @@ def _measurement(note: NotMeasured) -> str:
 
 
 def fault(check: TextCheck) -> str:
-    """The error of a text, for results.csv and the list of failures."""
     line = f"text differs from plain decoding's from position {check.first_difference} on"
     if check.noise is not None and check.target_margin is not None:
         return (

@@ -97,7 +97,10 @@ def excess(waits: Array, goals: Array) -> Array:
 
 
 def bracket(waits: Mapping[float, Array], goals: Array) -> tuple[float | None, float] | None:
-    """The rates between which goals are just met; None if met at all, None first if at none."""
+    """The rates between which the goals, (TPOT, TTFT), are just met, of waits by rate.
+
+    None where they are met at every rate; the first is None where they are met at none.
+    """
     rates = sorted(waits)
     beyond = next((rate for rate in rates if excess(waits[rate], goals) > 1.0), None)
     if beyond is None:

@@ -42,7 +42,7 @@ class Server:
 
     @classmethod
     def of(cls, run: StoredRun, temperature: float | None) -> "Server":
-        """The server of a run at its first temperature if None; UserError if texts do not tell."""
+        """The server of a run, at its first temperature if None; UserError where texts lack."""
         key = as_typed("run", run.folder)
         if run.door != SERVER:
             raise UserError(

@@ -262,7 +262,7 @@ class _Lengths:
 
 
 def fit_line(counts: Array, seconds: Array, *, net: bool) -> tuple[float, float]:
-    """A start and each count's cost, neither below 0; if `net`, a start with its first count."""
+    """A start, and each of [n] counts' cost, 0 or more; if `net`, a start with its first count."""
     start_s, each_s = least_squares(
         np.column_stack([np.ones_like(counts), counts - 1.0 if net else counts]), seconds
     )

@@ -97,7 +97,6 @@ class ServerCosts:
 
     @classmethod
     def of(cls, stored: ServedCosts) -> "ServerCosts":
-        """From what a run stores of them."""
         times = RoundTimes(stored.plain_s, tuple(sorted(stored.round_s.items())))
         return cls(stored.plain_start_s, stored.start_s, times)
 

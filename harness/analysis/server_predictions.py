@@ -310,10 +310,12 @@ def _measured(server: TimedServer) -> list[ResultRow]:
 
 
 # A cell's row without an interval, and of what costs are known well enough their evidence
-_Predicted = tuple[ResultRow, Evidence | None]
+_PredictedCell = tuple[ResultRow, Evidence | None]
 
 
-def _errors(texts: ServedTexts, predicted: Sequence[_Predicted]) -> dict[float, PredictionError]:
+def _errors(
+    texts: ServedTexts, predicted: Sequence[_PredictedCell]
+) -> dict[float, PredictionError]:
     cells = grouped(completed(texts.settled), lambda trial: trial.cell_key)
     gaps: dict[Cell, Gap | None] = {}
     for row, evidence in predicted:
@@ -324,7 +326,7 @@ def _errors(texts: ServedTexts, predicted: Sequence[_Predicted]) -> dict[float, 
     return prediction_errors(gaps)
 
 
-def _with_interval(made: _Predicted, errors: Mapping[float, PredictionError]) -> ResultRow:
+def _with_interval(made: _PredictedCell, errors: Mapping[float, PredictionError]) -> ResultRow:
     """The row with its interval over other prompts and requests, with the predictions' `errors`."""
     row, evidence = made
     if evidence is None:
@@ -333,7 +335,7 @@ def _with_interval(made: _Predicted, errors: Mapping[float, PredictionError]) ->
     return replace(row, speedup_lo=gain.lo, speedup_hi=gain.hi)
 
 
-def _predicted_cell(server: TimedServer, row: ResultRow) -> _Predicted | None:
+def _predicted_cell(server: TimedServer, row: ResultRow) -> _PredictedCell | None:
     temperature, served, rule = row.temperature, server.texts, server.texts.engine.rule
     if server.not_predicted or temperature is None or row.new_tokens is None or rule is None:
         return None

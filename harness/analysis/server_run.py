@@ -159,35 +159,35 @@ def _questions(server: TimedServer, unstable: Sequence[Unstable]) -> Iterator[Qu
                 continue
         if any(trial.decode_s is None for trial in done):  # records without a time of decoding
             continue
-        lacking = {
-            k: fewest_visits(texts, temperature, k) for k in _answered_ks(texts, temperature)
-        }
+        ks, lacking = _answered_ks(texts, temperature), _fewest_visits(texts, temperature)
         yield Question(
             _chosen_evidence(server, temperature)
             or replace(measured_evidence(server, temperature), looks=_looks(server, temperature)),
             engine.rule,
             "measured",
             engine.name,
-            visits={k: visits for k, visits in lacking.items() if visits and visits.timed},
+            visits={k: lacking[k] for k in ks if k in lacking and lacking[k].timed},
             p_min=p_min,
             doubt=doubt,
         )
 
 
-def fewest_visits(texts: ServedTexts, temperature: float, k: int) -> Visits | None:
-    """The fewest visits of a K on any prompt set; None where it has all."""
-    cells = (Cell(name, temperature, k) for name in texts.sets_at(temperature))
-    known = [lacking for cell in cells if (lacking := texts.visits_lacking(cell)) is not None]
-    return min(known, key=lambda visits: visits.timed, default=None)
+def _fewest_visits(texts: ServedTexts, temperature: float) -> dict[int, Visits]:
+    """By K that lacks visits, the fewest on any prompt set."""
+    fewest: dict[int, Visits] = {}
+    for k in texts.ks_at(temperature):
+        cells = (Cell(name, temperature, k) for name in texts.sets_at(temperature))
+        known = [lacking for cell in cells if (lacking := texts.visits_lacking(cell)) is not None]
+        if known:
+            fewest[k] = min(known, key=lambda visits: visits.timed)
+    return fewest
 
 
 def _answered_ks(texts: ServedTexts, temperature: float) -> list[int]:
     """The K that an answer chooses from: those with enough visits."""
-    every, timed = texts.visits_asked or 0, dict[int, int]()
-    for k in texts.ks_at(temperature):
-        lacking = fewest_visits(texts, temperature, k)
-        timed[k] = every if lacking is None else lacking.timed
-    return sorted(with_enough_visits(timed))
+    every, lacking = texts.visits_asked or 0, _fewest_visits(texts, temperature)
+    ks = texts.ks_at(temperature)
+    return sorted(with_enough_visits({k: lacking[k].timed if k in lacking else every for k in ks}))
 
 
 def measured_evidence(server: TimedServer, temperature: float) -> Evidence:
@@ -244,7 +244,6 @@ def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None
 
 
 def _doubt(server: TimedServer, unstable: Sequence[Unstable], temperature: float) -> Doubt | None:
-    """Why a question of the server's has no verdict: its texts or timings cannot be right."""
     doubt = impossible(unstable, temperature)
     if temperature == GREEDY:
         return server.texts.distrusted or doubt
@@ -372,8 +371,7 @@ def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Cavea
     lacking = [
         (temperature, k, visits)
         for temperature in texts.temperatures
-        for k in texts.ks_at(temperature)
-        if (visits := fewest_visits(texts, temperature, k)) is not None
+        for k, visits in _fewest_visits(texts, temperature).items()
     ]
     yield from servers.server_visits_lacking.of(lacking, load=False)
     yield from servers.loads_disturbed.of(disturbed(setup.run.loads, texts.engine.clock))

@@ -155,9 +155,6 @@ class Setup:
     @property
     def thresholds(self) -> tuple[float, ...]:
         """The probabilities below which a token ends a draft, as listed; 0.0 is none."""
-        decode = self.conf("decode")
-        if self.command == "sweep" and decode.get("stop", "none") != "none":
-            return (float(decode["stop_threshold"]),)  # of a run before there was p_min
         return tuple(map(float, self.run.config.get("p_min") or (0.0,)))
 
     @property

@@ -329,7 +329,6 @@ def _results(run: PairRun, errors: Errors) -> Iterator[ResultRow]:
 
 
 def _explained(run: PairRun, verdict: Answer | None) -> Explanation | None:
-    """The obstacles to a gain of the draft and K that a verdict's number is of."""
     if verdict is None or run.distrusted or verdict.temperature is None:
         return None
     predicted = run.drafts.predicted(run.setup.rule, verdict.temperature)
@@ -471,7 +470,6 @@ def _with_cost(summary: Summary, run: PairRun) -> Summary:
 
 
 def _with_audition(summary: Summary, run: PairRun) -> Summary:
-    """With the drafts that the ranking lacks."""
     notes = run.setup.run.manifest.audition
     timed = _first_latencies(run.drafts)
     lacking = tuple(name for name in asked_drafts(run.setup) if name not in timed)

@@ -323,7 +323,6 @@ def decide(
 
 
 def _with_interval(verdict: Answer, fit: TwoPhase, level: float, pairs: Pairs | None) -> Answer:
-    """The answer with the speedup of the named candidate, its bounds, and how likely a gain is."""
     interval, part = fit.interval(level), None
     if pairs is not None:
         part = MeasuredPart(fit.number, len({*pairs.prompts}), *fit.on_these_prompts())
@@ -407,7 +406,6 @@ def _too_few(workload: Workload, pairs: Pairs | None) -> Values:
 def _why_undecided(
     verdict: Answer, fit: TwoPhase, workload: Workload, level: float, of_all_sets: int
 ) -> Doubt:
-    """The reason that the interval does not decide, and what would change it."""
     lo, hi, pairs = verdict.speedup_lo or 0.0, verdict.speedup_hi or math.inf, verdict.pairs
     if lo >= 1.0 - NEAR and hi <= 1.0 + NEAR:
         return "near_one", {"near": NEAR}
