@@ -160,9 +160,9 @@ def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
 
 def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[Caveat]]:
     _check_target(pair)
-    drafts = [each.setup.draft or None for each in pair]
-    names = [each.name for each in pair]
-    blank = ComparisonRow(*names, *drafts, prompt_set=None, temperature=None, k=0)
+    one, two = pair
+    drafts = (one.setup.draft or None, two.setup.draft or None)
+    blank = ComparisonRow(one.name, two.name, *drafts, prompt_set=None, temperature=None, k=0)
     unlike = [*_unlike(pair)]
     shared = _shared_generations(pair)
     caveats = [c for each in pair for c in incomplete_run.of(each.setup.run, each.name)]

@@ -109,8 +109,8 @@ def _waits(requests: Sequence[_Request], engine: ServingEngine, weights: Weights
     first_s: list[float | None] = []
     each_s: list[float | None] = []  # an answer of one token has none to wait for
     for _, request_s, decode_s, tokens in counted:
-        untold = request_s is None or decode_s is None or engine.first_position == 0
-        first_s.append(None if untold else request_s - decode_s)
+        first = None if request_s is None or decode_s is None else request_s - decode_s
+        first_s.append(None if engine.first_position == 0 else first)
         each_s.append(None if decode_s is None else decode_s / tokens if tokens else 0.0)
     names = [each.prompt_set for each in counted]
     return {
