@@ -17,8 +17,7 @@ from transformers import MixtralConfig
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
-from harness.analysis.device import architecture
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, architecture
 from harness.cli import compose, draft_conf
 from harness.commands import audition, draft_scoring, sweep
 from harness.commands.pair import Target, open_target

@@ -17,9 +17,9 @@ from runs import EXAMPLES, FROZEN, analysed, outcome_of, ran
 from harness.analysis import analyse
 from harness.analysis.engine_costs import basis_of, priced_by
 from harness.analysis.plan_simulation import simulated_plan
-from harness.analysis.recorded_costs import costs_of
 from harness.analysis.round_costs import ServedTimes
 from harness.analysis.server_costs import ServerCosts
+from harness.analysis.server_predictions import costs_of
 from harness.cli import compose
 from harness.records import UserError
 from harness.reporting.content import content_of

@@ -13,7 +13,8 @@ from runs import ran
 
 from harness.analysis import analyse
 from harness.analysis.looks import choice, decided
-from harness.analysis.pairs import check_of_pairs, measured_pairs, pairs_of, rounds_as_replayed
+from harness.analysis.pairs import measured_pairs, pairs_of, rounds_as_replayed
+from harness.analysis.predicted import Predicted
 from harness.analysis.round_costs import Latency
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import leaderboard, pair_run
@@ -197,7 +198,7 @@ def test_rounds_are_priced_by_how_much_they_drafted(run: StoredRun) -> None:
     replayed = sweep.drafts.by_rule[sweep.setup.rule, 0.0].replays
     candidate = Candidate("tiny_good", k_at(run, 0.0))
     pairs = pairs_of(sweep.trials, 0.0, candidate.k)
-    assert rounds_as_replayed(check_of_pairs(pairs, replayed, candidate))
+    assert rounds_as_replayed(pairs, replayed, candidate)
     counts = replayed.candidates[candidate]
     # As of a look-up: rounds of K and rounds that propose nothing, half of each
     half = np.zeros_like(counts.proposals)
@@ -205,7 +206,7 @@ def test_rounds_are_priced_by_how_much_they_drafted(run: StoredRun) -> None:
     changed = replace(counts, proposals=half, drafted=counts.rounds * candidate.k / 2.0)
     replays = replace(replayed, candidates={candidate: changed})
     latency = Latency(RoundTimes(1.0, tuple((k, 1.0 + 0.5 * k) for k in KS)))
-    priced = measured_pairs(pairs, replays, latency, candidate)
+    priced = measured_pairs(pairs, Predicted(replays, {"tiny_good": latency}), candidate)
     assert priced is not None
     drafted = np.array([sum(t.drafted or 0 for t in pair.drafted) for pair in pairs])
     rounds = np.array([sum(t.rounds or 0 for t in pair.drafted) for pair in pairs])

@@ -8,7 +8,7 @@ from runs import FROZEN, analysed
 
 from harness.analysis import analyse
 from harness.analysis.caveats.timing import predictions_off
-from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
+from harness.analysis.cells import Gap, PredictionError, prediction_errors
 from harness.records import Cell
 from harness.reporting.sentences.run import caveat
 from harness.stats.jackknife import Variance, half_width, joined

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis.caveats.timing import launch_bound
-from harness.analysis.profile import step_curves
+from harness.analysis.profile_and_snapshot import step_curves
 from harness.analysis.round_costs import latency_rows, merged, reference, step_times
 from harness.records import LatencyRow, StepTiming
 from harness.summary import StepBound

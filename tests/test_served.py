@@ -27,11 +27,10 @@ from harness.analysis.server_costs import (
     TimedRequests,
     fit_costs,
     left_out_costs,
-    speedup_variance,
     timed_rounds,
 )
 from harness.analysis.server_lossless import gates
-from harness.analysis.server_predictions import plain_texts, served_rows, timed_server
+from harness.analysis.server_predictions import served_rows, timed_server
 from harness.analysis.server_run import served_run, served_summary
 from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
@@ -96,6 +95,14 @@ def requests_of(
         plain
         | {k: Requests(costs.speculative_s(c), c.proposals, prompts) for k, c in counts.items()}
     )
+
+
+def speedup_variance(
+    timed: TimedRequests, tokens: jackknife.Array, counts: Replayed
+) -> jackknife.Variance | None:
+    """The variance that the error of costs gives the logarithm of a predicted speedup."""
+    logs = np.log([each.speedup(tokens, counts) for each in left_out_costs(timed, counts.k)])
+    return jackknife.left_out_variance(logs, np.ones(len(logs))) if len(logs) else None
 
 
 def assert_found(found: ServerCosts | None, costs: ServerCosts = COSTS) -> None:
@@ -757,7 +764,8 @@ def test_a_predictions_interval_has_the_error_of_the_costs(
     rows = [row for row in made if row.k and row.temperature == 0]
     assert len(rows) == 6
     for row in rows:
-        costs, texts = server.fits[0.0, row.prompt_set].costs, plain_texts(server.texts, row)
+        costs = server.fits[0.0, row.prompt_set].costs
+        texts = server.texts.texts(server.texts.settled, 0, 0.0).of([row.prompt_set])
         plain_s = costs.plain_s(texts.tokens)
         seconds = costs.speculative_s(server.texts.replayed(texts, row.k))
         _, of_text = np.unique([t.prompt for t in texts.trials], return_inverse=True)

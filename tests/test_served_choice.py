@@ -42,7 +42,7 @@ SHORT = [*GRID, f"prompts.limit={FEW}"]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRun]:
     """A run whose looks decide nothing, so that it makes all of them."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(server_visits, "served_decided", lambda *_: frozenset())
+        patched.setattr(server_visits, "decided", lambda *_: frozenset())
         yield ran("server", f"results_root={tmp_path_factory.mktemp('results')}", *GRID)
 
 
@@ -197,7 +197,7 @@ def test_a_resumed_run_measures_the_k_that_was_chosen(
             command.run(asked)
     (folder,) = tmp_path.iterdir()
     before = json.loads((folder / "manifest.json").read_text())["served_ks"]
-    monkeypatch.setattr(server_visits, "served_decided", lambda *_: frozenset())
+    monkeypatch.setattr(server_visits, "decided", lambda *_: frozenset())
     probes = (folder / "probes.jsonl").read_bytes()
     # Whatever would be chosen now
     monkeypatch.setattr(server_visits, "best_started", lambda *_: ())
@@ -292,7 +292,7 @@ def test_what_measures_every_k_does_so_by_default_and_refuses_to_choose_one(
 def test_a_run_ends_at_the_look_that_decides_it_and_lacks_no_visit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(server_visits, "served_decided", lambda _, look: {0.0} if look == 2 else ())
+    monkeypatch.setattr(server_visits, "decided", lambda _, look: {0.0} if look == 2 else ())
     run = ran("server", f"results_root={tmp_path}", *SHORT)
     chosen = chosen_of(run)
     assert (chosen.made, chosen.ended) == (2, "decided")

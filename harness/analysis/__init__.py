@@ -2,7 +2,7 @@
 
 `analyse` is the one way there, for every command, and for complete, interrupted and resumed runs
 alike; what a run lacks is left empty. Evidence: `setup` reads configuration and manifest, `cells`,
-`replayed`, `latency` and `lossless` turn what was measured into counts, `scored_drafts` and
+`replayed`, `round_costs` and `lossless` turn what was measured into counts, `scored_drafts` and
 `server_texts` are what a pair and a server stored. Decision: `predicted` and `server_predictions`
 join rounds and costs, `verdict` and `answers` decide. A module for each command makes its page.
 """
@@ -23,11 +23,10 @@ def analyse(run: StoredRun) -> Summary:
     from harness.analysis.breakeven import analyse_breakeven
     from harness.analysis.counters import analyse_counters
     from harness.analysis.plan import analyse_plan
-    from harness.analysis.profile import analyse_profile
+    from harness.analysis.profile_and_snapshot import analyse_profile, analyse_snapshot
     from harness.analysis.served_audition import analyse_served_audition
     from harness.analysis.server_run import analyse_served
     from harness.analysis.setup import Setup, run_facts
-    from harness.analysis.snapshot import analyse_snapshot
     from harness.analysis.sweep_and_audition import analyse_pair
 
     commands = {

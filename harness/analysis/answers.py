@@ -20,10 +20,11 @@ three add up to R(K). Each factor is set to what it would have to be, or could b
 left as they were measured.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.analysis.predicted import Predicted
+from harness.analysis.setup import Setup, shares_of_sets
 from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, decide, in_turn
 from harness.engine_facts.engines import OWN
 from harness.records import Rule, Source
@@ -47,9 +48,9 @@ class Question:
     visits: Mapping[int, Visits] = field(default_factory=dict[int, Visits])
     p_min: float = 0.0  # at which every candidate drafted; 0: without a threshold
     share: float | None = None  # of the report's error; None: as much as each other question
+    doubt: Doubt | None = None  # why its texts or times cannot be trusted, so that it is undecided
 
     def answer(self, decided: Answer) -> Answer:
-        """The verdict on the evidence, as an answer for this engine."""
         k = decided.named[1]
         known: Source = self.source
         candidates = tuple(
@@ -77,44 +78,40 @@ class Question:
 
 @dataclass(frozen=True)
 class Answered:
-    """The answers to one question."""
+    """The answers to one question: on the whole workload, then on each prompt set."""
 
     question: Question
-    workload: Answer
-    sets: tuple[Answer, ...]
+    answers: tuple[Answer, ...]
+
+    @property
+    def workload(self) -> Answer:
+        return self.answers[0]
 
 
-def answered(
-    asked: Sequence[Question],
-    doubt_of: Callable[[Question], Doubt | None],
-    *,
-    weights: Weights,
-    seed: int,
-) -> tuple[Answered, ...]:
-    """Decide every question, for the whole workload and for each prompt set.
-
-    A single prompt set is the whole workload, so its answer is the same one. Where `doubt_of` says
-    why the texts or times behind a question cannot be trusted, it is undecided for that reason.
-    """
+def answered(setup: Setup, asked: Sequence[Question]) -> tuple[Answered, ...]:
+    """Decide every question; a single prompt set is the whole workload, and has its answer."""
+    weights = shares_of_sets(setup)
     counted = {name for name, share in (weights or {}).items() if share > 0.0}
 
     def decided(question: Question) -> Answered:
-        evidence, doubt = question.evidence, doubt_of(question)
+        evidence, doubt = question.evidence, question.doubt
 
         def one(prompt_set: str, error: float) -> Answer:
             if doubt is not None:
                 made = Answer.undecided(evidence.temperature, prompt_set, *doubt)
             else:
-                made = decide(evidence, error, prompt_set=prompt_set, weights=weights, seed=seed)
+                made = decide(
+                    evidence, error, prompt_set=prompt_set, weights=weights, seed=setup.seed
+                )
             return question.answer(made)
 
         names = sorted({*evidence.prompt_sets})
         apart = len({*names} | counted) > 1
         share = 1.0 / len(asked) if question.share is None else question.share
-        workload, *sets = in_turn(one, names if apart else (), share * ONE_SIDED)
+        answers = [*in_turn(one, names if apart else (), share * ONE_SIDED)]
         if not apart:
-            sets = [replace(workload, prompt_set=name) for name in names]
-        return Answered(question, workload, tuple(sets))
+            answers += [replace(answers[0], prompt_set=name) for name in names]
+        return Answered(question, tuple(answers))
 
     return tuple(map(decided, asked))
 
@@ -123,10 +120,7 @@ def answered(
 
 
 def with_round_tokens(answer: Answer, predicted: Predicted, shares: Weights) -> Answer:
-    """An answer of our own loop, with what a round of its draft emits and costs at every K.
-
-    A round costs what the speedup of its K says, which may be measured: by tokens per round.
-    """
+    """Our own loop's answer, with what a round emits and costs at every K, by the K's speedup."""
     part = _only(answer.prompt_set, predicted, shares)
     if part is None:
         return replace(answer, rounds=())
@@ -143,16 +137,11 @@ def with_round_tokens(answer: Answer, predicted: Predicted, shares: Weights) -> 
 def carried_over(
     answer: Answer, engine: str, predicted: Predicted, has: Collection[str], shares: Weights
 ) -> Answer:
-    """The answer for an engine whose rounds were not timed: acceptance alone carries over.
+    """Our own loop's answer for an engine whose rounds were not timed: acceptance carries over.
 
-    The draft and K are those that our own loop's answer names; where the engine lacks that draft,
-    or none is named, those that look best on our own loop among what it has.
-
-    Args:
-        answer: our own loop's, on the same workload or prompt set.
-        predicted: under the rule by which the engine accepts, at our own loop's round times.
-        has: the drafts that are the same on the engine.
-        shares: of all prompt sets in the workload.
+    The draft and K are those that it names; where the engine lacks that draft, or none is named,
+    those that look best on our own loop among what it `has`. `predicted` is under the rule by which
+    the engine accepts, at our own loop's round times.
     """
     unknown = replace(
         Answer.undecided(answer.temperature, answer.prompt_set, "not_timed", {}),
@@ -197,10 +186,7 @@ def _only(
 
 
 def _rounds(predicted: Predicted, shares: Weights, named: Candidate) -> tuple[RoundTokens, ...]:
-    """Tokens per round of a draft at every K, and the cost of a round on our own loop.
-
-    At the threshold of what is named.
-    """
+    """Tokens per round of a draft at every K and the named threshold, and our loop's round cost."""
     replays, made = predicted.replays, list[RoundTokens]()
     for name, gain in predicted.evidence.speedups(shares).items():
         if (name.draft, name.p_min) != (named.draft, named.p_min):

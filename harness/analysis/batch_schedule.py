@@ -23,7 +23,7 @@ which K tie with it: those behind by less than the spread of the visits' ratios 
 load between two measured ones gets the K of the larger.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -103,12 +103,7 @@ _Text = tuple[str, int]
 def replayed_loads(
     traces: Iterable[TextTrace], rule: Rule | None, counting: Counting | None
 ) -> RoundsOf:
-    """The rounds that replay expects of loads at one temperature.
-
-    Args:
-        traces: of the part of each text that rounds emit; those of other K than 0 are passed over.
-        rule, counting: the engine's; None where they are not known, and nothing is replayed.
-    """
+    """Rounds that replay expects of loads, by traces of what rounds emit; none if not known."""
     if rule is None or counting is None:
         return lambda _: None
     prefill = counting.first_position
@@ -154,10 +149,7 @@ def replayed_loads(
 
 
 def closed_loads(timings: Iterable[LoadTiming]) -> dict[LoadKey, ClosedLoad]:
-    """The closed loops of one temperature, from timings in the order in which they were stored.
-
-    Visits are taken together. A K that shares no visit with plain decoding is left out.
-    """
+    """The closed loops of one temperature over their visits; no K that shares none with plain."""
     closed = [
         (timing, Visit(timing.visit, place, timing.seconds / sum(timing.returned)))
         for place, timing in enumerate(timings)
@@ -196,26 +188,24 @@ def analyse_loads(
     asked: int | None = None,
     weights: Weights = None,
 ) -> LoadResults:
-    """Everything that a server's loads say; no predictions where nothing can be replayed.
-
-    Args:
-        timings: in the order in which they were stored.
-        traces: of the plain server's texts.
-        rule, counting: the engine's; None where they are not known.
-        asked: visits that the run asked for, if known.
-        weights: of the prompt sets in the workload, see `over_groups`.
-    """
-    cells: list[LoadCell] = []
-    schedules: list[Schedule] = []
-    rows: list[ResultRow] = []
+    """Everything that loads say; `traces` are plain decoding's, `asked` the visits asked for."""
+    cells, varying = list[LoadCell](), list[LoadCell]()
+    schedules, rows = list[Schedule](), list[ResultRow]()
     full = full_loads(timings)
-    for temperature in dict.fromkeys(timing.temperature for timing in full if not timing.varying):
-        made = where(full, temperature=temperature, varying="")
-        texts = [trace for trace in traces if trace.temperature == temperature]
+    for temperature, changing in dict.fromkeys((t.temperature, t.varying) for t in full):
+        # A server whose K changes is held against plain decoding under the same loads
+        at = where(full, temperature=temperature)
+        made = [t for t in at if t.varying == changing or not (t.k or t.varying)]
+        # Nothing is predicted of it: replay is of one K
+        texts = [] if changing else where(traces, temperature=temperature)
         loads = closed_loads(made)
         compared = throughputs(loads, replayed_loads(texts, rule, counting))
+        of_loads = load_cells(made, compared, asked, weights)
+        if changing:
+            varying += [replace(cell, varying=changing) for cell in of_loads if cell.k]
+            continue
+        cells += of_loads
         totals = over_groups(compared, weights=weights)
-        cells += load_cells(made, compared, asked, weights)
         waiting = {cell.concurrency for cell in cells if cell.slots is not None}
         side_by_side = [row for row in totals if row.concurrency not in waiting]
         if side_by_side:
@@ -224,15 +214,11 @@ def analyse_loads(
         for row in over_groups(compared, set_of):  # the halves of a set together
             if row.concurrency > 1:  # the requests that were sent one at a time have that row
                 rows.append(_result_row(row, loads, engine, asked))
-    varying = varying_cells(full, asked, weights)
     return LoadResults(tuple(cells), tuple(schedules), tuple(rows), tuple(varying))
 
 
 def disturbed(timings: Sequence[LoadTiming], clock: ServerClock) -> float | None:
-    """Processors that others used while these were timed, where these are too many to compare them.
-
-    The mean. Processor time counts none of theirs.
-    """
+    """Mean processors that others used, where too many to compare loads; not by processor time."""
     known = [(each.others, each.seconds) for each in timings if each.others is not None]
     if not known or clock == "cpu":
         return None
@@ -241,33 +227,9 @@ def disturbed(timings: Sequence[LoadTiming], clock: ServerClock) -> float | None
     return mean if mean > MOST_OTHERS else None
 
 
-def varying_cells(
-    timings: Sequence[LoadTiming], asked: int | None, weights: Weights
-) -> Iterator[LoadCell]:
-    """Servers whose K changed, each held against plain decoding under the same loads.
-
-    Nothing is predicted of them: replay is of one K. Timings are of full budgets.
-    """
-    servers = dict.fromkeys((t.temperature, t.varying) for t in timings if t.varying)
-    for temperature, varying in servers:
-        made = [
-            timing
-            for timing in timings
-            if timing.temperature == temperature
-            and (timing.varying == varying or not (timing.k or timing.varying))
-        ]
-        compared = throughputs(closed_loads(made))
-        for cell in load_cells(made, compared, asked, weights):
-            if cell.k:
-                yield replace(cell, varying=varying)
-
-
 @dataclass(frozen=True, eq=False)
 class Throughput:
-    """One K in a closed loop of one group, or of all.
-
-    Seconds are two: of its load, and of the plain server's for so many tokens.
-    """
+    """One K in closed loops of a group, or all; two seconds: its load's, the plain server's."""
 
     concurrency: int
     group: str
@@ -279,7 +241,6 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of all requests together."""
         return float(self.tokens / self.seconds[0])
 
     @property
@@ -319,10 +280,7 @@ def throughputs(
 
 
 def _expected_token_s(load: ClosedLoad, plain: ClosedLoad, rounds_of: RoundsOf) -> float | None:
-    """Seconds per token of the plain server's texts at the rounds that replay expects of them.
-
-    Each is R(K, B) / B. None where a text was not scored.
-    """
+    """R(K, B) / B by the plain server's expected rounds per token; None where not all is scored."""
     rounds = [each for timing in load.timings if (each := rounds_of(timing)) is not None]
     if len(rounds) < len(load.timings):
         return None
@@ -345,10 +303,7 @@ def over_groups(
     name: Callable[[str], str] = lambda _: "all",
     weights: Weights = None,
 ) -> list[Throughput]:
-    """All groups of one name together, by concurrency and K: their seconds added up.
-
-    With `weights` each prompt set counts by its share of the tokens, else as it was sent.
-    """
+    """Groups of one name added up, sets by `weights` of the tokens, else as they were sent."""
     total: list[Throughput] = []
     cells = grouped(rows, lambda row: (row.concurrency, name(row.group), row.k))
     for cell, sent in sorted(cells.items()):
@@ -382,7 +337,6 @@ def _factors(parts: Sequence[Throughput], weights: Weights) -> Array:
 
 
 def _added(factors: Array, seconds: Sequence[Array]) -> Array:
-    """The sum of seconds, each counted so many times."""
     return (factors[:, None] * np.array(seconds)).sum(axis=0)
 
 
@@ -398,10 +352,7 @@ def load_cells(
     asked: int | None = None,
     weights: Weights = None,
 ) -> list[LoadCell]:
-    """A report's cells of the full loads at one temperature: closed loops, then rates.
-
-    `asked` is the number of visits that the run asked for, if known.
-    """
+    """Cells of the full loads at one temperature; `asked` are the visits of the run, if known."""
     totals = {(row.concurrency, row.k): row for row in over_groups(compared, weights=weights)}
     # A ratio to plain decoding is of neither where either server lets requests wait
     slots = {
@@ -456,15 +407,10 @@ def full_loads(timings: Iterable[LoadTiming]) -> list[LoadTiming]:
 
 
 def schedule(temperature: float, totals: Sequence[Throughput], *, ends: bool = False) -> Schedule:
-    """The K of the largest predicted throughput at each measured concurrency.
+    """The K of the largest predicted, else measured, throughput at each measured concurrency.
 
-    Where nothing was predicted, the fastest measured. A K that lacks many visits which another has
-    is not named.
-
-    Args:
-        totals: the throughputs of all groups.
-        ends: whether the largest concurrency is the most that the servers decode side by side, so
-            that nothing is known above it.
+    A K that lacks many visits which another has is not named. `totals` are of all groups; with
+    `ends` servers decode no more side by side, so that nothing is known above.
     """
     by_batch = sorted(grouped(totals, lambda row: row.concurrency).items())
     entries: list[ScheduleEntry] = []
@@ -491,10 +437,7 @@ def _ratio(row: Throughput) -> float:
 
 
 def _leads(best: Throughput, other: Throughput) -> bool:
-    """True where a lead is larger than the spread of visits between the two.
-
-    One visit's spread, not the mean's: a server in use is one visit.
-    """
+    """True where a lead exceeds the spread of one visit: a server in use is one visit."""
     uncertain = spread(
         (seconds[0], best.by_visit[visit][0])
         for visit, seconds in other.by_visit.items()

@@ -97,8 +97,7 @@ class Inputs:
     """The numbers that a break-even is computed from."""
 
     times: StepTimes  # draft step, target step and, where known, the verify curve
-    rounds: RoundTimes
-    rounds_measured: bool  # by a run, else by the formula from `times`
+    rounds: RoundTimes  # as a run measured them, else by the formula from `times`
     ks: tuple[int, ...]  # above 0, ascending
     alphas: tuple[float, ...]
     # By the K that it was measured at.
@@ -108,10 +107,7 @@ class Inputs:
 
 
 def from_run(run: str, latency: Latency, ks: Sequence[int]) -> MeasuredInputs:
-    """A run's round times, and the steps that explain them; K that were not timed are left out.
-
-    A draft whose rounds were not timed has its steps alone.
-    """
+    """A run's round times, or its steps alone where none were timed, at the K that it covers."""
     steps, rounds = latency.steps, latency.rounds
     covered = tuple(k for k in ks if rounds.covers(k))
     if not covered or steps is None:
@@ -203,7 +199,6 @@ def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
     return Inputs(
         times=times,
         rounds=rounds,
-        rounds_measured=bool(measured.round_ms),
         ks=ks,
         alphas=tuple(theory.check_share("alpha", alpha) for alpha in config.alpha),
         acceptance_rate=_rates(measured.acceptance_rate or config.acceptance_rate, ks),
@@ -243,7 +238,6 @@ def _rates(value: Any, ks: Sequence[int]) -> dict[int, float]:
 
 
 def analyse_breakeven(setup: Setup) -> Summary:
-    """Every row, ceiling and best K, and the verdict where an acceptance was given."""
     run = setup.run
     known = {each.name for each in fields(BreakevenConfig)}
     config = BreakevenConfig(**{name: run.config[name] for name in known & run.config.keys()})
@@ -257,7 +251,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
     rows = (*iid, *measured)
     latency = Latency(inputs.rounds, steps=inputs.times)
     steps, rounds = latency.summary(""), latency.round_summary("")
-    if inputs.rounds_measured:
+    if inputs.measured.round_ms:
         rounds = replace(rounds, source="rounds")
     answers = answers_of(measured, positions, inputs.measured.requests, inputs.measured.served)
     return Summary(
@@ -269,7 +263,10 @@ def analyse_breakeven(setup: Setup) -> Summary:
         steps=() if steps is None else (steps,),
         round_times=(rounds,),
         ceilings=ceilings(inputs.rounds, inputs.ks),
-        speedups_by_k=tuple(_by_alpha(iid, inputs.alphas)),
+        speedups_by_k=tuple(
+            SpeedupByK(alpha, {row.k: row.speedup or 0.0 for row in iid if row.alpha == alpha})
+            for alpha in sorted(inputs.alphas)
+        ),
         rules_of_thumb=tuple(rules_of_thumb(inputs, measured, *answers)),
         from_acceptance=tuple(measured),
         server_speedups=dict(inputs.measured.served),
@@ -277,11 +274,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
 
 
 def stored_inputs(run: StoredRun) -> MeasuredInputs:
-    """The numbers from files that a run's manifest holds.
-
-    Raises:
-        UserError: the manifest has something else there.
-    """
+    """The numbers from files that a run's manifest holds; UserError where they are others."""
     try:
         return TypeAdapter(MeasuredInputs).validate_python(run.manifest.inputs)
     except ValidationError as error:
@@ -299,13 +292,7 @@ def _typed_rows(times: StepTimes) -> Iterator[LatencyRow]:
         yield LatencyRow(role, "", kind, tokens, 0, 1, ms, ms, ms, samples=0)
 
 
-def _by_alpha(iid: Sequence[ResultRow], alphas: Sequence[float]) -> Iterator[SpeedupByK]:
-    for alpha in sorted(alphas):
-        yield SpeedupByK(alpha, {row.k: row.speedup or 0.0 for row in iid if row.alpha == alpha})
-
-
 def iid_rows(inputs: Inputs) -> Iterator[ResultRow]:
-    """One row per (K, alpha), by the iid formulas."""
     for k in inputs.ks:
         for alpha in inputs.alphas:
             tokens = theory.expected_tokens_per_round(alpha, k)
@@ -356,13 +343,7 @@ def answers_of(
     requests: int | None,
     server_speedups: Mapping[int, float] | None = None,
 ) -> tuple[Answer, ...]:
-    """The one verdict, or none. Speedups measured by a server go before computed ones.
-
-    Args:
-        positions: the acceptance by position that they are from; empty where it was a rate.
-        requests: that these rest on; None where their source does not say.
-        server_speedups: by K, that a server itself measured.
-    """
+    """The one verdict, or none; speedups that a server measured itself go before computed ones."""
     server_speedups = server_speedups or {}
     speedups = {
         row.k: server_speedups.get(row.k, row.speedup or 0.0)
@@ -428,18 +409,13 @@ def _interval(
 
 
 def suggested_k(acceptance_rate: float) -> int:
-    """The K that the rule names for this acceptance_rate."""
     return next((k for bound, k in SUGGESTED_K if acceptance_rate >= bound), 2)
 
 
 def rules_of_thumb(
     inputs: Inputs, measured: Sequence[ResultRow], answer: Answer | None = None
 ) -> Iterator[RuleOfThumb]:
-    """Every rule that there are numbers for, at the K that the verdict's speedup is of.
-
-    Without an acceptance, and so without a verdict, the draft's speed alone, at the K that needs
-    the least alpha.
-    """
+    """Every rule that has numbers, at the verdict's K, else at that of the least alpha."""
     needed = {k: inputs.rounds.break_even_alpha(k) for k in inputs.ks}
     by_alpha = [k for k in needed if needed[k] is not None] or list(needed)
     if not by_alpha:
@@ -488,7 +464,7 @@ def rules_of_thumb(
 
 
 def _caveats(inputs: Inputs) -> Iterator[Caveat]:
-    if not inputs.rounds_measured:
+    if not inputs.measured.round_ms:
         yield from given.verify_assumed_equal_step.of("verify_ms", inputs.times.verify_s)
     listed = len(inputs.acceptance_by_position)
     if listed:

@@ -9,8 +9,7 @@ or is undecided.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis.device import card_of, ran_on
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, card_of, ran_on
 from harness.command_words import as_typed
 from harness.records import UserError
 from harness.storage import StoredRun
@@ -31,7 +30,6 @@ class RankedCards:
 
 
 def rank_cards(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> RankedCards:
-    """Rank the cards of finished auditions."""
     _check(runs, summaries)
     names = _names(runs)
     cards: list[CardRow] = []
@@ -112,7 +110,10 @@ def _card_rows(name: str, run: StoredRun, summary: Summary) -> Iterator[CardRow]
     seconds, rate = (rental.seconds, rental.price_per_hour_usd) if rental else (None, None)
     for answer in summary.per_temperature:
         gain = answer.speedup if answer.speculates and answer.speedup else 1.0
-        plain_s = _plain_s(summary, answer.temperature)
+        at = (None, answer.temperature)
+        times = min(summary.round_times, key=lambda each, at=at: each.temperature not in at)
+        # The first draft's, to which others are scaled
+        plain_s = times.plain_s if times.other_plain_s is None else times.other_plain_s
         yield CardRow(
             place=0,
             card=name,
@@ -132,12 +133,6 @@ def _card_rows(name: str, run: StoredRun, summary: Summary) -> Iterator[CardRow]
             rented_s=seconds,
             spent_usd=None if seconds is None or rate is None else money(seconds, rate),
         )
-
-
-def _plain_s(summary: Summary, temperature: float | None) -> float:
-    """The plain token at a temperature, seconds: the first draft's, to which others are scaled."""
-    times = min(summary.round_times, key=lambda each: each.temperature not in (None, temperature))
-    return times.plain_s if times.other_plain_s is None else times.other_plain_s
 
 
 def _by_price(rows: Sequence[CardRow]) -> list[CardRow]:

@@ -8,12 +8,23 @@ running loop are winsorised for it (`steadied`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import bdtrc
 
 from harness.records import Cell, ResultRow, TextKey, TextTrace, Trial, grouped
-from harness.stats.jackknife import Array, exponential, log_speedup, share_interval
+from harness.stats.jackknife import (
+    CONFIDENCE,
+    Array,
+    Estimate,
+    Variance,
+    exponential,
+    half_width,
+    joined,
+    log_speedup,
+    share_interval,
+)
 from harness.stats.two_phase import spread_winsorised
 from harness.summary import Visits
 from harness.theory.acceptance import conditional
@@ -27,6 +38,8 @@ PromptId = tuple[str, str]
 WINSORISED = 0.125
 # Texts that tell their rounds stand for a cell if they have this share of its tokens
 TELLING = 0.9
+# A caveat says that gaps exceed their intervals where chance would have it so this rarely
+RARE = 0.025
 
 # ---- counts of generations -----------------------------------------------------------------------
 
@@ -42,12 +55,10 @@ def request_s(trial: Trial) -> float:
 
 
 def new_tokens(trial: Trial) -> float:
-    """Tokens emitted."""
     return trial.new_tokens or 0
 
 
 def accepted(trial: Trial) -> float:
-    """Draft tokens kept."""
     return trial.accepted or 0
 
 
@@ -115,10 +126,7 @@ def steadied(trials: Sequence[Trial], times: RoundTimes | None) -> list[Trial]:
 
 
 def per_prompt(trials: Sequence[Trial], counts: Sequence[Count]) -> dict[PromptId, Array]:
-    """For each (prompt set, prompt), in order, its counts summed over repetitions and turns.
-
-    The turns of one conversation share its text, so they are one prompt to all statistics.
-    """
+    """Counts by (prompt set, conversation), in order, summed over repetitions and turns."""
     sums: dict[PromptId, Array] = {}
     for trial in sorted(trials, key=lambda trial: (trial.prompt_set, trial.conversation)):
         values = np.array([count(trial) for count in counts], dtype=np.float64)
@@ -138,10 +146,7 @@ def prompts_of(texts: Iterable[Trial | TextTrace]) -> tuple[list[PromptId], list
 def paired_sums(
     trials: Sequence[Trial], baseline: Sequence[Trial], seconds: Count = decode_s
 ) -> dict[PromptId, Array]:
-    """[4] of each prompt: plain seconds and tokens, then a cell's, over what finished in both.
-
-    Without those of which no time is known.
-    """
+    """[4] of each prompt: plain seconds and tokens, then a cell's, over what was timed in both."""
     done, plain = (
         {trial.key: trial for trial in completed(each) if trial.decode_s is not None}
         for each in (trials, baseline)
@@ -235,7 +240,6 @@ def with_times(row: ResultRow, seconds: Array, tokens: Array) -> ResultRow:
 
 
 def with_counts(row: ResultRow, counts: Replayed) -> ResultRow:
-    """A row with the rounds that replay expects, and their rates."""
     accepted, drafted = float(counts.accepted.sum()), float(counts.drafted.sum())
     return replace(
         row,
@@ -251,10 +255,7 @@ def with_counts(row: ResultRow, counts: Replayed) -> ResultRow:
 
 
 def priced(row: ResultRow, rounds: RoundTimes) -> ResultRow:
-    """A row with the speedup of its tokens per round at R(K), and the times that follow.
-
-    Of plain decoding, K = 0, with R(0).
-    """
+    """A row with the speedup of its tokens per round at R(K), 1 of plain decoding, and times."""
     speedup = rounds.speedup(row.tokens_per_round or 1.0, row.k) if row.k else 1.0
     ms_per_token = 1e3 * rounds.baseline_s / speedup
     return replace(
@@ -306,13 +307,8 @@ def _with_acceptance(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
     if kept is None or rejected is None:
         return row
     sums = np.array(list(per_prompt(done, [accepted, judged]).values()))
-    interval = share_interval(sums[:, 0], sums[:, 1])
-    return replace(
-        row,
-        alpha=ratio(kept, kept + rejected),
-        alpha_lo=interval.lo if interval else None,
-        alpha_hi=interval.hi if interval else None,
-    )
+    lo, hi = share_interval(*sums.T) or (None, None)
+    return replace(row, alpha=ratio(kept, kept + rejected), alpha_lo=lo, alpha_hi=hi)
 
 
 def _total(counts: Sequence[int | None]) -> float | None:
@@ -329,7 +325,7 @@ def _with_speedup(row: ResultRow, done: Sequence[Trial], baseline: Sequence[Tria
     of_requests = paired_sums(done, baseline, request_s).values()
     plain_request_s, _, whole_s, _ = np.array([*of_requests]).T
     log = log_speedup(plain_s, plain_tokens, seconds, tokens)
-    interval = exponential(log.interval(skew=True))
+    lo, hi = exponential(log.interval(skew=True)) or (None, None)
 
     def speedup(before_s: Array, after_s: Array) -> float | None:
         before = before_s.sum() / plain_tokens.sum()
@@ -338,10 +334,92 @@ def _with_speedup(row: ResultRow, done: Sequence[Trial], baseline: Sequence[Tria
     return replace(
         row,
         speedup=speedup(plain_s, seconds),
-        speedup_lo=interval.lo if interval else None,
-        speedup_hi=interval.hi if interval else None,
+        speedup_lo=lo,
+        speedup_hi=hi,
         request_speedup=speedup(plain_request_s, whole_s),
     )
+
+
+# ---- next to predictions -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Gap:
+    """One measured cell's log(predicted / measured speedup), and the variance of its own."""
+
+    value: float
+    variance: Variance
+
+    @classmethod
+    def of(
+        cls,
+        predicted: Mapping[PromptId, Array],
+        measured: Mapping[PromptId, Array],
+        costs: Variance,
+    ) -> "Gap | None":
+        """On the prompts that both have, with the error of `costs`; None where too few tell it."""
+        names = [name for name in predicted if name in measured]
+        if not names:
+            return None
+
+        def log(sums: Mapping[PromptId, Array]) -> Estimate:
+            return log_speedup(*np.array([sums[name] for name in names]).T)
+
+        gap = log(predicted) - log(measured)
+        if gap.variance is None:
+            return None
+        return cls(float(gap.value), joined([gap.variance, costs]))
+
+    @property
+    def exceeds(self) -> bool:
+        """True where it is beyond its interval."""
+        return abs(self.value) > float(half_width(self.variance, CONFIDENCE))
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionError:
+    """The gaps of the measured cells of one temperature, at least one; predictions err by them.
+
+    A prediction's interval covers what replay and the timing of rounds leave open: other prompts,
+    other visits. It knows nothing of what both share and generations do not, such as rounds that
+    were timed on another text, or a machine that had another speed. What the gaps vary by beyond
+    their sampling errors is that error. It is estimated without weights, so that no cell decides
+    alone, as the mean of gap^2 - its sampling variance (as the variance between studies in a
+    meta-analysis: Hedges, "A random effects model for effect sizes", 1983; about 0, which
+    predictions claim). It is added to the variance of every prediction at that temperature, of
+    cells that were not measured too: rounds are timed for each temperature apart.
+    """
+
+    gaps: Mapping[Cell, Gap]
+
+    @property
+    def variance(self) -> Variance:
+        """The variance of any prediction's logarithm, besides its own."""
+        squares = [gap.value**2 - float(gap.variance.value) for gap in self.gaps.values()]
+        return Variance(np.array(max(0.0, np.mean(squares))), np.array(float(len(squares))))
+
+    @property
+    def outside(self) -> int:
+        """The number of measured cells outside of their predictions' intervals."""
+        return sum(gap.exceeds for gap in self.gaps.values())
+
+    @property
+    def off(self) -> bool:
+        """True where more cells are outside than by chance."""
+        outside, cells = self.outside, len(self.gaps)
+        return outside > 0 and bool(bdtrc(outside - 1, cells, 1.0 - CONFIDENCE) <= RARE)
+
+    @property
+    def worst(self) -> tuple[Cell, Gap]:
+        """The cell that differs most."""
+        return max(self.gaps.items(), key=lambda item: abs(item[1].value))
+
+
+def prediction_errors(gaps: Mapping[Cell, Gap | None]) -> dict[float, PredictionError]:
+    """By temperature, what the cells say whose gap is known; of those that have any."""
+    known = {cell: gap for cell, gap in gaps.items() if gap is not None}
+    cells = grouped(known, lambda cell: cell.temperature)
+    return {at: PredictionError({cell: known[cell] for cell in of}) for at, of in cells.items()}
 
 
 # ---- acceptance ----------------------------------------------------------------------------------

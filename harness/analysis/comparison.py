@@ -90,26 +90,21 @@ Outcome = Literal["pass", "fail", "unclear"]
 
 
 def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Comparison:
-    """Compare every run with the first.
-
-    `fail_below` is the least ratio of speedups that passes.
-    """
-    names = _names(runs)
-    setups = [Setup(run) for run in runs]
-    reference = (analyse_served if setups[0].command == SERVER else analyse_pair)(setups[0])
+    """Compare every run with the first; ratios of speedups below `fail_below` do not pass."""
+    first, *others = map(_run, _names(runs), runs)
+    reference = (analyse_served if first.setup.command == SERVER else analyse_pair)(first.setup)
     rows: list[ComparisonRow] = []
     caveats: list[Caveat] = []
     compared: list[ComparedRun] = []
-    for name, setup in zip(names[1:], setups[1:], strict=True):
-        pair = _Pair((names[0], name), (setups[0], setup))
-        pair_rows, pair_caveats = _compare_two(pair)
+    for other in others:
+        pair_rows, pair_caveats = _compare_two((first, other))
         if not pair_rows:
-            raise UserError(f"runs: {names[0]} and {name} have no cell in common")
+            raise UserError(f"runs: {first.name} and {other.name} have no cell in common")
         rows += pair_rows
         caveats += [caveat for caveat in pair_caveats if caveat not in caveats]
-        compared.append(_compared(name, pair_rows, reference.headline, fail_below))
+        compared.append(_compared(other.name, pair_rows, reference.headline, fail_below))
     return Comparison(
-        reference=names[0],
+        reference=first.name,
         runs=tuple(compared),
         rows=tuple(rows),
         caveats=tuple(caveats),
@@ -117,15 +112,26 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
     )
 
 
-class _Pair(NamedTuple):
-    """Two runs with the names they go by, the reference first."""
+class _Run(NamedTuple):
+    """A run with the name it goes by."""
 
-    names: tuple[str, str]
-    setups: tuple[Setup, Setup]
+    name: str
+    setup: Setup
+    trials: Sequence[Trial]  # each generation once; a server's at the time that its visits settle
+    lossy: Sequence[tuple[float, int]]  # (temperature, K) at which a server changes texts
 
-    @property
-    def runs(self) -> tuple[StoredRun, StoredRun]:
-        return self.setups[0].run, self.setups[1].run
+
+def _run(name: str, run: StoredRun) -> _Run:
+    setup = Setup(run)
+    if setup.engine is None:
+        return _Run(name, setup, latest(timed(run.trials)), ())
+    texts = served_texts(setup)
+    lossy = sorted((g.temperature, g.k) for g in gates(texts) if g.lossless is False)
+    return _Run(name, setup, texts.settled, lossy)
+
+
+# The reference first
+_Pair = tuple[_Run, _Run]
 
 
 def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
@@ -154,19 +160,19 @@ def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
 
 def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[Caveat]]:
     _check_target(pair)
-    (reference, name), (before, after) = pair.names, pair.setups
-    drafts = (before.draft or None, after.draft or None)
-    blank = ComparisonRow(reference, name, *drafts, prompt_set=None, temperature=None, k=0)
+    one, two = pair
+    drafts = (one.setup.draft or None, two.setup.draft or None)
+    blank = ComparisonRow(one.name, two.name, *drafts, prompt_set=None, temperature=None, k=0)
     unlike = [*_unlike(pair)]
     shared = _shared_generations(pair)
-    caveats = [*_unfinished(pair), *unlike, *_shared_prompts(pair)]
+    caveats = [c for each in pair for c in incomplete_run.of(each.setup.run, each.name)]
+    caveats += [*unlike, *_shared_prompts(pair)]
     rows = _measured_rows(pair, shared, blank)
-    cells: set[tuple[float | None, int]] = set()  # at which a server changes what is generated
-    for name, setup in zip(pair.names, pair.setups, strict=True):
-        for temperature, k in sorted(_not_lossless(setup)):
+    cells = {cell for each in pair for cell in each.lossy}
+    for each in pair:
+        for temperature, k in each.lossy:
             place: Values = {"temperature": temperature, "k": k}
-            caveats += speedups_not_compared.of(name, "not_lossless", **place)
-            cells.add((temperature, k))
+            caveats += speedups_not_compared.of(each.name, "not_lossless", **place)
     return [
         _times_only(row) if unlike or (row.temperature, row.k) in cells else row for row in rows
     ], caveats
@@ -174,13 +180,13 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[Caveat]]:
 
 def _check_target(pair: _Pair) -> None:
     """Refuse two targets; one model in two folders, as in two checkouts, is one target."""
-    models = [setup.conf("model") for setup in pair.setups]
-    sizes = [setup.target.parameters for setup in pair.setups]
+    models = [each.setup.conf("model") for each in pair]
+    sizes = [each.setup.target.parameters for each in pair]
     alike = models[0].get("name") == models[1].get("name") and sizes[0] == sizes[1]
     if models[0].get("id") != models[1].get("id") and not alike:
         both = " and ".join(
-            f"{name} has {model.get('name')} ({model.get('id')})"
-            for name, model in zip(pair.names, models, strict=True)
+            f"{each.name} has {model.get('name')} ({model.get('id')})"
+            for each, model in zip(pair, models, strict=True)
         )
         raise UserError(
             f"runs: different targets, {both}; a speedup belongs to its target, so compare runs of"
@@ -188,7 +194,7 @@ def _check_target(pair: _Pair) -> None:
         )
 
 
-# ---- rows of measured runs, paired by prompt ----
+# ---- rows of measured runs, paired by prompt -----------------------------------------------------
 
 
 Both = tuple[Trial, Trial]  # one generation in the reference and in the run
@@ -197,13 +203,13 @@ Shared = Mapping[tuple[float, int], Mapping[tuple[object, ...], Both]]
 
 def _shared_generations(pair: _Pair) -> Shared:
     """By temperature and K, ascending, and by what was asked; another length is another prompt."""
-    one, two = map(_generations, pair.setups)
+    one, two = map(_generations, pair)
     cells = grouped((name for name in one if name in two), lambda name: name[:2])
     return {at: {n[2:]: (one[n], two[n]) for n in of_cell} for at, of_cell in sorted(cells.items())}
 
 
-def _generations(setup: Setup) -> dict[tuple[float, int, str, str, int, int | None], Trial]:
-    trials = completed(timed_trials(setup))
+def _generations(run: _Run) -> dict[tuple[float, int, str, str, int, int | None], Trial]:
+    trials = completed(run.trials)
     # A sweep that ends with its verdicts times no repetition 0, whose texts are for replay
     start = min((t.repetition for t in trials), default=0)
     return {
@@ -216,15 +222,15 @@ def _measured_rows(pair: _Pair, shared: Shared, blank: ComparisonRow) -> list[Co
     """By temperature, K and prompt set, the whole workload ("all") last in its group."""
     failed = {
         (t.prompt_set, t.temperature, t.k)
-        for run in pair.runs
-        for t in latest(run.trials)
+        for each in pair
+        for t in latest(each.setup.run.trials)
         if t.status == "failed"
     }
     # A server may not tell how its rounds ended
     uncounted = {
         (t.temperature, t.k)
-        for setup in pair.setups
-        for t in completed(timed_trials(setup))
+        for each in pair
+        for t in completed(each.trials)
         if t.accepted is None or t.rejected is None
     }
     rows: list[ComparisonRow] = []
@@ -239,7 +245,7 @@ def _measured_rows(pair: _Pair, shared: Shared, blank: ComparisonRow) -> list[Co
             row = replace(blank, prompt_set=name, temperature=temperature, k=k)
             if any((member, temperature, k) in failed for member in members):
                 row = replace(row, status="partial")
-            weights = pair.setups[0].weights if name == ALL_SETS else None
+            weights = pair[0].setup.weights if name == ALL_SETS else None
             asked = [asked for asked, (one, _) in kept.items() if one.prompt_set in members]
             before = [plain[each] for each in asked] if baselines else ()
             row, p_value = _measured_row(row, [kept[each] for each in asked], before, weights)
@@ -280,7 +286,7 @@ def _measured_row(
         ratio(*(float(per_token(side, counted).value) for counted in (accepted, judged)))
         for side in sides
     )
-    difference = _difference(before, after)
+    difference = None if before is None or after is None else after - before
     row = replace(row, reference_alpha=before, alpha=after, alpha_difference=difference)
     if not plain:
         return row, None
@@ -301,10 +307,6 @@ def _measured_row(
     return row, gain.p_value
 
 
-def _difference(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else after - before
-
-
 def _times_only(row: ComparisonRow) -> ComparisonRow:
     """The row without what rests on acceptance."""
     names = [
@@ -313,7 +315,7 @@ def _times_only(row: ComparisonRow) -> ComparisonRow:
     return replace(row, p_value_holm=None, **dict.fromkeys(names))
 
 
-# ---- the cell that decides ----
+# ---- the cell that decides -----------------------------------------------------------------------
 
 
 def _compared(
@@ -353,55 +355,48 @@ def deciding(
     return max(pool, key=lambda row: row.reference_speedup or 0.0, default=None)
 
 
-# ---- what a reader must know ----
-
-
-def _unfinished(pair: _Pair) -> Iterator[Caveat]:
-    for name, run in zip(pair.names, pair.runs, strict=True):
-        yield from incomplete_run.of(run, name)
+# ---- what a reader must know ---------------------------------------------------------------------
 
 
 def _unlike(pair: _Pair) -> Iterator[Caveat]:
     """Why acceptance, and with it speedups, cannot be compared; none where they can."""
-    for name, setup in zip(pair.names, pair.setups, strict=True):
+    kinds: list[str] = []
+    for name, setup, *_ in pair:
         checks = text_checks(setup.run.trials, setup.run.checks)
         doubt = None if setup.synthetic else distrust(checks)
         if doubt:
             yield from speedups_not_compared.of(name, doubt[0])
             return
-    kinds = [
-        "synthetic"
-        if setup.synthetic
-        else f"measured on {'dummy' if setup.dummy else 'real'} weights"
-        for setup in pair.setups
-    ]
+        dummy = any(entry.weights == "dummy" for entry in setup.described.values())
+        measured = f"measured on {'dummy' if dummy else 'real'} weights"
+        kinds.append("synthetic" if setup.synthetic else measured)
     if kinds[0] != kinds[1]:
-        values = {"reference_run": pair.names[0], "reference_kind": kinds[0], "kind": kinds[1]}
-        yield from speedups_not_compared.of(pair.names[1], "other_acceptance", **values)
+        values = {"reference_run": pair[0].name, "reference_kind": kinds[0], "kind": kinds[1]}
+        yield from speedups_not_compared.of(pair[1].name, "other_acceptance", **values)
 
 
 def _shared_prompts(pair: _Pair) -> Iterator[Caveat]:
     """The caveat that not every prompt is shared. A name with two lengths is two prompts."""
+    runs = [each.setup.run for each in pair]
     lengths = [
         {(trial.prompt_set, trial.prompt): trial.prompt_tokens for trial in completed(run.trials)}
-        for run in pair.runs
+        for run in runs
     ]
     names = lengths[0].keys() & lengths[1].keys()
     same = sum(lengths[0][name] == lengths[1][name] for name in names)
     if not same:
         raise UserError(
-            f"runs: {' and '.join(pair.names)} have no prompt in common; compare runs of the same"
-            " prompts"
+            f"runs: {pair[0].name} and {pair[1].name} have no prompt in common; compare runs of the"
+            " same prompts"
         )
-    before, after = (len({(t.prompt_set, t.prompt) for t in run.trials}) for run in pair.runs)
-    hashes = {run.manifest.prompts_sha256 for run in pair.runs}
-    yield from other_prompts.of(
-        pair.names, same, (before, after), len(names) - same, equal_hashes=len(hashes) == 1
-    )
+    before, after = (len({(t.prompt_set, t.prompt) for t in run.trials}) for run in runs)
+    equal_hashes = len({run.manifest.prompts_sha256 for run in runs}) == 1
+    both = (pair[0].name, pair[1].name)
+    lacking = len(names) - same
+    yield from other_prompts.of(both, same, (before, after), lacking, equal_hashes=equal_hashes)
 
 
 def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
-    """Every setting and every fact of the environment in which the runs differ."""
     entries = [dict(_entries(run)) for run in runs]
     names = dict.fromkeys(name for entry in entries for name in entry)
     every = [Difference(name, tuple(entry.get(name) for entry in entries)) for name in names]
@@ -431,21 +426,3 @@ def _named_values(entries: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
                 yield name, ", ".join(map(str, items))
         elif not isinstance(value, dict):
             yield name, value
-
-
-# ---- what each run measured ----
-
-
-def timed_trials(setup: Setup) -> list[Trial]:
-    """Each generation once; those of a server at the time that its visits settle."""
-    if setup.engine is not None:
-        return [*served_texts(setup).settled]
-    return latest(timed(setup.run.trials))
-
-
-def _not_lossless(setup: Setup) -> set[tuple[float, int]]:
-    """The (temperature, K) at which a server changes what is generated."""
-    if setup.engine is None:
-        return set()
-    made = gates(served_texts(setup))
-    return {(gate.temperature, gate.k) for gate in made if gate.lossless is False}

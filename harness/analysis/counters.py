@@ -17,12 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.analysis.breakeven import (
-    acceptance_rows,
-    answers_of,
-    known_round_times,
-    stored_inputs,
-)
+from harness.analysis.breakeven import acceptance_rows, answers_of, known_round_times, stored_inputs
 from harness.analysis.caveats import given
 from harness.analysis.caveats.prompts import k_left_out
 from harness.analysis.cells import priced
@@ -79,7 +74,6 @@ def analyse_counters(setup: Setup) -> Summary:
 
 
 def running_server(engine: str, scrapes: Sequence[Scrape]) -> RunningServer:
-    """The counts between the first scrape and the last one."""
     counted = counted_between(scrapes[0], scrapes[-1])
     total = counted if counted is not None and counted.rounds else None
     return RunningServer(

@@ -31,9 +31,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.device import architecture
 from harness.analysis.round_costs import Latency, ServedTimes
 from harness.analysis.server_costs import ServerCosts
+from harness.analysis.setup import architecture
 from harness.command_words import as_typed
 from harness.engine_facts.draft_kinds import DRAFTS
 from harness.engine_facts.engines import ENGINES, OWN, drafts_alike, spec_of
@@ -57,14 +57,7 @@ TIMING = 0.2
 def priced_by(
     costs: EngineCosts, name: str, kind: str, entry: ModelEntry, temperature: float
 ) -> Latency:
-    """The latency of a draft on the engine.
-
-    Of a draft of this name and kind, a key of `DRAFTS`, `entry` is what it says of itself; empty
-    for a look-up.
-
-    Raises:
-        UserError: a draft whose rounds there do not follow from what was measured.
-    """
+    """The latency of a draft on the engine; UserError where it does not follow there."""
     timed = nearest(costs, temperature)
     every = [ServerCosts.of(each) for each in (timed.costs, *timed.without)]
     basis, ends = basis_of(costs, name, kind, entry, temperature), None
@@ -90,11 +83,7 @@ def priced_by(
 def basis_of(
     costs: EngineCosts, name: str, kind: str, entry: ModelEntry, temperature: float
 ) -> Basis:
-    """The basis on which a draft's costs on the engine are known.
-
-    Raises:
-        UserError: they are not, or the engine drafts other tokens than a run here.
-    """
+    """How a draft's costs on the engine are known; UserError if not, or it drafts other tokens."""
     engine, measured = spec_of(costs.engine.name), costs.draft
     key = as_typed("latency_from", costs.run)
     known = engine.name in ENGINES and kind in engine.drafts
@@ -169,10 +158,7 @@ class _Shares:
 
 @dataclass(frozen=True)
 class _OtherDraft:
-    """The cost of a step of the measured draft, and of another draft model.
-
-    `reads_verified` is as of `EngineSpec.draft_reads_verified`.
-    """
+    """A step of the measured draft, and of another one; see `EngineSpec.draft_reads_verified`."""
 
     measured: _Shares
     other: _Shares
@@ -200,9 +186,7 @@ class _OtherDraft:
     def shares_of_layers(self, costs: ServerCosts, name: str, run: str) -> tuple[float, float]:
         """The least and the largest share of a step that may cost by the number of layers.
 
-        Raises:
-            UserError: the measured draft's steps take longer than its rounds leave, by bytes and by
-                layers.
+        Raises UserError where its steps take longer than its rounds leave, by bytes and by layers.
         """
         by_bytes, by_layers = self.measured.by_bytes, self.measured.by_layers
         least, most = min(by_bytes, by_layers), self._longest_step(costs)

@@ -109,10 +109,7 @@ class IterationCosts:
         )
 
     def _draft_step_s(self, batch: int, largest_k: int) -> float:
-        """Seconds of a draft token besides its verification, which is a prompt token's time.
-
-        A look-up takes no steps.
-        """
+        """Seconds of a draft token besides its verification; a look-up takes no steps."""
         high, (first, *_) = largest_k, self.times.by_batch.values()
         low = first.round_s[0][0]
         if not high or low == 0:
@@ -123,10 +120,7 @@ class IterationCosts:
 
 
 def evenly_emitted(prompt_tokens: int, tokens: int, rounds: int, most: Counts) -> Request:
-    """A request of which so many rounds emit the tokens, all of them alike.
-
-    `most` [tokens] is what the server drafts at most from each start.
-    """
+    """A request of so many equal rounds; `most` [tokens] are drafted at most from each start."""
     ends = -(-np.arange(1, rounds + 1) * tokens // max(rounds, 1))
     starts = np.concatenate([[0], ends])[:-1]
     runs = np.zeros(tokens, dtype=np.intp)
@@ -147,15 +141,11 @@ SentLoad = tuple[LoadTiming, Sequence[Request]]
 
 
 def fit_iterations(loads: Sequence[SentLoad], slots: int, *, mixes: bool) -> IterationCosts | None:
-    """Fit what iterations cost.
+    """Fit what iterations cost, by plain loads and those of some K, each with its requests.
 
-    Args:
-        loads: of plain servers and of some K, each with its requests; closed loops, and some at a
-            rate where what a server costs after a pause shall be known.
-        mixes: whether the engine puts prompts into iterations of requests that decode.
-
-    Returns:
-        None where the server tells no times of its own, or plain or speculative loads are missing.
+    Loads at a rate tell what a server costs after a pause; `mixes`: whether the engine puts prompts
+    into iterations of requests that decode. None where the server tells no times of its own, or
+    plain or speculative loads are missing.
     """
     ks = sorted({timing.k for timing, _ in loads})
     if not tells_times([timing for timing, _ in loads]) or len(ks) < 2 or ks[0] != 0:
@@ -178,10 +168,7 @@ def tells_times(timings: Iterable[LoadTiming]) -> bool:
 def fit_without_texts(
     loads: Sequence[SentLoad], costs: IterationCosts, left_out: Sequence[Collection[str]]
 ) -> list[IterationCosts | None]:
-    """The fit of loads again, each time without the times of some of their texts.
-
-    Requests are taken to be side by side as at the costs that `fit_iterations` gave.
-    """
+    """Fits without some texts' times, side by side as at the costs of `fit_iterations`."""
     largest_k = max(timing.k for timing, _ in loads)
     observed = _observed(loads, max(costs.times.by_batch), largest_k, costs)
     return [_fitted(observed.without(names), costs, last=True) for names in left_out]
@@ -236,7 +223,6 @@ class _Observed:
     context_spread: float
 
     def without(self, names: Collection[str]) -> "_Observed":
-        """The prefills and decodings of the other texts."""
         kept = [name not in names for name in self.texts]
         return replace(
             self,
@@ -248,10 +234,7 @@ class _Observed:
 
 
 def _fitted(observed: _Observed, costs: IterationCosts, *, last: bool) -> IterationCosts | None:
-    """The costs that fit best what was observed at these costs.
-
-    The last ones add up to the seconds of all requests.
-    """
+    """The costs that fit the observed best; the last ones add up to the seconds of all requests."""
     slots, mean = observed.slots, observed.context_tokens
     counts, known_s = observed.counts[:, :-1].copy(), observed.counts[:, -1]
     if observed.context_spread < CONTEXT_SPREAD:

@@ -27,9 +27,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from harness.analysis.answers import Answered
 from harness.analysis.predicted import Latencies, evidence_of
 from harness.analysis.replayed import Replays
-from harness.analysis.round_costs import Latency, least_rounds
 from harness.analysis.scored_drafts import scored_drafts
 from harness.analysis.server_predictions import predicted_speedups, timed_server
 from harness.analysis.server_run import served_run
@@ -67,43 +67,27 @@ def choice(run: StoredRun, temperature: float) -> ChosenK:
 
 
 def decided(run: StoredRun, look: int) -> Set[float]:
-    """The temperatures that need no more pairs after so many looks.
+    """The temperatures that need no more pairs, or requests, after so many looks.
 
     The workload is decided there, or further pairs would not decide it. A prompt set keeps no run
-    going: replay says most of its verdict, and pairs of all sets the price. The bounds are those of
-    this look. A report of a run whose manifest carries the same number of looks says the same.
+    going: replay says most of its verdict, and pairs of all sets the price. The bounds allow for
+    this look and those before. A report of a run whose manifest has as many looks says the same.
 
     `run` has traces, round times and the trials so far; `look` is 1 to 4, of four.
     """
-    looks = run.manifest.looks
-    if looks is None:
-        return frozenset()
-    made = replace(run.manifest, looks=replace(looks, made=look))
+    notes, entries = run.manifest, tuple[Answered, ...]()
+    if notes.looks is not None:
+        notes = replace(notes, looks=replace(notes.looks, made=look))
+        entries = answered_questions(pair_run(Setup(replace(run, manifest=notes))))
+    elif notes.served_ks is not None:
+        notes = replace(notes, served_ks=replace(notes.served_ks, made=look))
+        entries = served_run(Setup(replace(run, manifest=notes))).answered
     return {
         entry.question.evidence.temperature
-        for entry in answered_questions(pair_run(Setup(replace(run, manifest=made))))
+        for entry in entries
+        if entry.question.source == "measured"
         if closed(entry.workload)
         or (entry.question.evidence.pairs is not None and entry.workload.reason in FIXED)
-    }
-
-
-def served_decided(run: StoredRun, look: int) -> Set[float]:
-    """The temperatures of a server run that need no more requests after so many looks.
-
-    The workload is decided there, by bounds that allow for this look and those before; a prompt set
-    keeps no run going, for it has a verdict of its own only where that costs nothing more.
-
-    `run` has traces and the requests so far; `look` is 1 to 4, of four.
-    """
-    chosen = run.manifest.served_ks
-    if chosen is None:
-        return frozenset()
-    made = replace(run.manifest, served_ks=replace(chosen, made=look))
-    served = served_run(Setup(replace(run, manifest=made)))
-    return {
-        answer.temperature
-        for answer in served.workloads
-        if answer.temperature is not None and answer.source == "measured" and closed(answer)
     }
 
 
@@ -119,42 +103,37 @@ def most_started(ks: int, temperatures: int) -> int:
 
 
 def to_start(run: StoredRun, ks: Sequence[int], started: Sequence[int]) -> tuple[int, ...]:
-    """The K whose servers are to price their rounds next, on the way to the fastest.
+    """The K whose servers are to price their rounds next, on the way to the fastest; `ks` ascend.
 
     Rounds of a K that was not timed do not follow from those of others: on llama.cpp a line through
     K = 1, 2 and 8 is 17 to 24 % off at K = 4, which may be the fastest (docs/decisions/0018). So
     the fastest is searched for among K that have a server. Speedups are taken to rise with K up to
     the fastest and to fall from there, for each further drafted token adds less to what a round
     emits. Then a Fibonacci search needs the fewest servers (Kiefer, "Sequential minimax search for
-    a maximum", 1953): three for four K.
-
-    Args:
-        run: a server run with plain texts, their traces, and probes of the K that were started.
-        ks: all that are asked for, ascending.
-        started: so far.
-
-    Returns:
-        Empty where every temperature's search has ended, or nothing can be told.
+    a maximum", 1953): three for four K. Empty where every temperature's search has ended, or
+    nothing can be told. `run` has plain texts, their traces, and probes of the K that were started.
     """
     if not started:
         return searched_next(ks, {})
-    server, lacking = timed_server(served_texts(Setup(run))), dict[int, None]()
-    for temperature in server.setup.temperatures:
-        speedups = predicted_speedups(server, temperature)
-        if not speedups.keys() >= {*started}:
-            return ()
-        lacking |= dict.fromkeys(searched_next(ks, {k: speedups[k] for k in started}))
+    speedups = _speedups_of(run, started)
+    next_ks = [k for known in speedups.values() for k in searched_next(ks, known)]
     # More requests may tell that two K which nearly tie are the other way round. Both are then near
     # the fastest, and no new search begins.
-    left = most_started(len(ks), len(server.setup.temperatures)) - len(started)
-    return tuple(lacking)[:left]
+    left = most_started(len(ks), len(speedups)) - len(started)
+    return tuple(dict.fromkeys(next_ks))[:left]
+
+
+def _speedups_of(run: StoredRun, started: Sequence[int]) -> dict[float, dict[int, float]]:
+    """By temperature, as predicted of the started K; empty where costs or texts do not tell all."""
+    server = timed_server(served_texts(Setup(run)))
+    known = {at: predicted_speedups(server, at) for at in server.setup.temperatures}
+    if not all(speedups.keys() >= {*started} for speedups in known.values()):
+        return {}
+    return {at: {k: speedups[k] for k in started} for at, speedups in known.items()}
 
 
 def searched_next(ks: Sequence[int], speedups: Mapping[int, float]) -> tuple[int, ...]:
-    """The K that a Fibonacci search for the largest speedup wants to know next; empty at its end.
-
-    `ks` are two or more, ascending; `speedups` of those that are known.
-    """
+    """The K that a Fibonacci search over ascending `ks` needs next; empty at its end."""
     low, near, width = -1, 1, 2  # the largest lies above `low` and below `low + width`
     while width < len(ks) + 1:
         near, width = width, near + width
@@ -171,19 +150,9 @@ def searched_next(ks: Sequence[int], speedups: Mapping[int, float]) -> tuple[int
 
 
 def best_started(run: StoredRun, started: Sequence[int]) -> tuple[ChosenK, ...]:
-    """The K to measure at every temperature: by replay, the best of those that have a server.
-
-    `run` as of `to_start`. Empty where requests do not tell what rounds cost, or no text was
-    replayed.
-    """
-    server = timed_server(served_texts(Setup(run)))
-    chosen: list[ChosenK] = []
-    for temperature in server.setup.temperatures:
-        speedups = predicted_speedups(server, temperature)
-        if not speedups.keys() >= {*started}:
-            return ()
-        chosen.append(ChosenK(temperature, max(started, key=speedups.__getitem__)))
-    return tuple(chosen)
+    """By temperature the best started K by replay; empty where costs or texts do not tell it."""
+    speedups = _speedups_of(run, started)
+    return tuple(ChosenK(at, max(known, key=known.__getitem__)) for at, known in speedups.items())
 
 
 # ---- the drafts of an audition -------------------------------------------------------------------
@@ -192,25 +161,18 @@ def best_started(run: StoredRun, started: Sequence[int]) -> tuple[ChosenK, ...]:
 def cannot_pay(run: StoredRun, traces: Sequence[TextTrace], draft: str, *, surely: bool) -> bool:
     """True where a model draft loses at every K and temperature at the least its rounds can cost.
 
-    On the whole workload and on every prompt set of it, as far as its texts are scored.
-
-    Args:
-        run: an audition, with the draft's step times.
-        traces: of the draft.
-        surely: whether the upper bound of the workload's speedup must lose, too.
+    On the whole workload and on every prompt set of it, as far as its texts are scored; `surely` by
+    the upper bound of the workload's speedup, too.
     """
     setup = Setup(run)
     drafts = scored_drafts(setup, {draft: where(traces, draft=draft)})
     level = 1.0 - 2.0 * ONE_SIDED / len(setup.temperatures)
     for temperature in setup.temperatures:
         predicted = drafts.predicted(setup.rule, temperature)
-        steps = predicted and predicted.latencies[draft].steps
-        if predicted is None or steps is None:
+        evidence = predicted and predicted.at_least(draft)
+        if evidence is None:
             return False
-        replays = predicted.replays
-        least = Latency(least_rounds(steps, max(replays.ks)))
-        evidence = evidence_of(replays, {draft: least})
-        sets = (evidence.only([name]).speedups(None) for name in {*replays.prompt_sets})
+        sets = (evidence.only([name]).speedups(None) for name in {*evidence.prompt_sets})
         if any(max(gains.values()) >= 1.0 for gains in (evidence.speedups(setup.weights), *sets)):
             return False
         workload = evidence.workload(setup.weights)
@@ -226,14 +188,10 @@ def cannot_pay(run: StoredRun, traces: Sequence[TextTrace], draft: str, *, surel
 def slower_than(
     run: StoredRun, traces: Sequence[TextTrace], draft: str, look: int
 ) -> tuple[str | None, ...]:
-    """The drafts that a draft is significantly slower than; empty where it is not to be dropped.
+    """The drafts that a draft loses to significantly, None for plain decoding, each once.
 
-    The drafts that it loses to, None for plain decoding, each once.
-
-    Args:
-        run: an audition, with the round times so far.
-        traces: of the draft, as far as it is measured, and of those before it.
-        look: at which it is, 1 to 3, of four.
+    Empty where it is not to be dropped. `traces` are those of the draft so far, and of the drafts
+    before it; `look` is 1 to 3, of four.
     """
     setup, by_draft = Setup(run), grouped(traces, lambda trace: trace.draft)
     everyone = scored_drafts(setup, by_draft)

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.cells import Count, accepted, completed, decode_s, judged, latest, new_tokens
+from harness.analysis.predicted import Predicted
 from harness.analysis.replayed import Replays, replay_check
-from harness.analysis.round_costs import Latency
 from harness.analysis.verdict import Candidate, Evidence, Timed
 from harness.records import Cell, Trial, grouped
 from harness.stats.jackknife import Array
 from harness.stats.two_phase import MIN_MEASURED, Pairs
-from harness.summary import ReplayCheck
 
 # Standard errors by which the loop and replay may differ in what a round emits and drafts
 REPLAY_HOLDS = 3.0
@@ -50,19 +49,13 @@ def pairs_of(trials: Sequence[Trial], temperature: float, k: int) -> list[Pair]:
     return pairs[::-1]
 
 
-def check_of_pairs(
-    pairs: Sequence[Pair], replays: Replays, candidate: Candidate
-) -> ReplayCheck | None:
-    """The rounds of the pairs against those that replay expects; None where it has none of them."""
+def rounds_as_replayed(pairs: Sequence[Pair], replays: Replays, candidate: Candidate) -> bool:
+    """True where rounds of the pairs emit, and draft, as many tokens as replay expects."""
     if candidate not in replays.candidates:
-        return None
+        return False
     trials = [trial for pair in pairs for trial in pair.drafted]
     cell = Cell("all", replays.temperature, candidate.k)
-    return replay_check(cell, trials, replays, candidate)
-
-
-def rounds_as_replayed(check: ReplayCheck | None) -> bool:
-    """True where rounds emit, and draft, as many tokens as replay expects."""
+    check = replay_check(cell, trials, replays, candidate)
     if check is None or check.gap_in_standard_errors is None:
         return False
     gaps = (check.gap_in_standard_errors, check.drafted_gap_in_standard_errors or 0.0)
@@ -70,35 +63,30 @@ def rounds_as_replayed(check: ReplayCheck | None) -> bool:
 
 
 def measured_pairs(
-    pairs: Sequence[Pair],
-    replays: Replays,
-    latency: Latency,
-    candidate: Candidate,
+    pairs: Sequence[Pair], predicted: Predicted, candidate: Candidate
 ) -> Pairs | None:
-    """The pairs of prompts that were replayed; None where there are too few of them.
-
-    Args:
-        pairs: of the candidate, for which replay holds.
-        replays: of every prompt, at the pairs' temperature and by the run's acceptance rule.
-        latency: the round times that price replay.
-    """
+    """The pairs of replayed prompts, of a candidate for which replay holds; None if too few."""
+    replays, latency = predicted.replays, predicted.latencies[candidate.draft]
     rows = {name: row for row, name in enumerate(replays.names)}
     pairs = [pair for pair in pairs if pair.name in rows]
-    if len({pair.name for pair in pairs}) < MIN_MEASURED:
+    names, replayed = tuple(pair.name for pair in pairs), [rows[pair.name] for pair in pairs]
+    if len({*names}) < MIN_MEASURED:
         return None
-    counts, relative = replays.candidates[candidate], latency.relative(candidate.k)
-    replayed = [rows[pair.name] for pair in pairs]
     seconds, rounds, drafted = _sums(
         [pair.drafted for pair in pairs],
         *(decode_s, lambda trial: trial.rounds or 0, lambda trial: trial.drafted or 0),
     )
     plain_s, plain_tokens = _sums([pair.plain for pair in pairs], decode_s, new_tokens)
+    if latency.served is not None:  # next to what is predicted, a request's start included
+        timed, plain = predicted.evidence.candidates[candidate], predicted.evidence.baseline
+        return Pairs(names, seconds, timed.seconds[replayed], plain_s, plain.seconds[replayed])
     # A round costs what the rounds of the prompt's replay do, which may differ in length; where
     # these of the loop drafted more or less, on the line between a round without and one of K
+    counts, relative = replays.candidates[candidate], latency.relative(candidate.k)
     each = (counts.proposals[replayed] @ relative) / counts.rounds[replayed]
     more = drafted - rounds * counts.drafted[replayed] / counts.rounds[replayed]
     cost = rounds * each + more * (relative[-1] - relative[0]) / candidate.k
-    return Pairs(tuple(pair.name for pair in pairs), seconds, cost, plain_s, plain_tokens)
+    return Pairs(names, seconds, cost, plain_s, plain_tokens)
 
 
 def evidence_from_pairs(

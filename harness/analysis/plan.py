@@ -18,12 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.caveats import plans
 from harness.analysis.caveats.models import other_card
 from harness.analysis.caveats.prompts import k_left_out
-from harness.analysis.caveats.servers import loads_disturbed
-from harness.analysis.device import card_of
-from harness.analysis.setup import Setup, run_facts
+from harness.analysis.caveats.servers import loads_disturbed, plan_few_beyond, plan_not_measured
+from harness.analysis.setup import Setup, card_of, run_facts
 from harness.records import SimulatedChoice
 from harness.stats.jackknife import (
     CONFIDENCE,
@@ -59,10 +57,7 @@ def analyse_plan(setup: Setup) -> Summary:
 def plan_from(
     server: PlannedServer, simulated: Sequence[SimulatedChoice], config: Mapping[str, Any]
 ) -> Plan:
-    """The plan of the simulated choices; the first is no draft.
-
-    `config` has the goal, and how much was simulated.
-    """
+    """The plan of the simulated choices, the first of which is no draft; `config` has the goal."""
     rate, goals = float(config["rate"]), goals_of(config["tpot_ms"], config["ttft_ms"])
     curves = [Curve(each) for each in simulated]
     held = [curve.held(goals) for curve in curves]
@@ -252,8 +247,7 @@ def _stops_paying(curves: Sequence[Curve]) -> float | None:
 
 
 def caveats_of(server: PlannedServer, plan: Plan) -> Iterator[Caveat]:
-    """The caveats of a plan, by what its server run measured."""
     yield from k_left_out.of(server.lossy, "not_lossless")
     yield from loads_disturbed.of(server.disturbed)
-    yield from plans.plan_few_beyond.of(plan, 1.0 - WARM_UP)
-    yield from plans.plan_not_measured.of(server, plan)
+    yield from plan_few_beyond.of(plan, 1.0 - WARM_UP)
+    yield from plan_not_measured.of(server, plan)

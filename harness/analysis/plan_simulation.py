@@ -112,10 +112,7 @@ class _Traffic:
         return np.random.default_rng((self._config.seed, seed, place)).random(self._longest)
 
     def _drawn_of(self, seed: int, left_out: int | None) -> tuple[Index, Array]:
-        """The text of each request of a seed, [request], and the arrivals.
-
-        Arrivals are in units of the mean time between two.
-        """
+        """[request] the texts of a seed, and arrivals in units of the mean time between two."""
         random = np.random.default_rng((self._config.seed, seed))
         first, second = random.random((2, self.number))
         if self._recorded is not None:
@@ -150,10 +147,7 @@ class _Traffic:
         *,
         evenly: bool = False,
     ) -> Served:
-        """A seed's requests, served at a rate, at which they can come evenly, too.
-
-        At an infinite rate all are there from the beginning.
-        """
+        """A seed's requests at a rate, evenly or not; at an infinite one all are there at once."""
         requests = self.requests(seed, left_out)
         _, arrivals = self._drawn(seed, left_out)
         if evenly:
@@ -165,22 +159,14 @@ class _Traffic:
 
 
 def _drawn(weights: Array, uniforms: Array) -> Index:
-    """A place for each uniform, with these chances."""
     ends = np.cumsum(weights) / weights.sum()
     return np.minimum(np.searchsorted(ends, uniforms, side="right"), len(ends) - 1)
 
 
 def _choices(
-    server: Server,
-    slots: int,
-    ks: Sequence[int],
-    cache: Sequence[float],
-    traffic: _Traffic,
+    server: Server, slots: int, ks: Sequence[int], cache: Sequence[float], traffic: _Traffic
 ) -> Iterator[_Choice]:
-    """No draft, the draft at each K, and K by load.
-
-    `cache` has the tokens that a plain server and one with a draft hold, or the same of both.
-    """
+    """No draft, a draft at each K, K by load; `cache` tokens of a plain server and with draft."""
     # Of all prompts, then without each group; of the plain server, and of one with a draft
     known = [server.costs, *server.costs_without_texts(traffic.texts_of_group)]
     pairs = [each.priced(slots, max(ks)) for each in known]
@@ -248,10 +234,7 @@ class _Curve:
         return np.array([np.nanpercentile(per_token_s, self._percentile), first_s.mean()])
 
     def _capacities_of(self, left_out: int | None = None) -> Array:
-        """[seed] requests that end a second, of the middle half, while more come than can end.
-
-        They come evenly: requests that all begin at once would end in bursts.
-        """
+        """[seed] requests of the middle half that end a second, while more come than can end."""
         rates: list[float] = []
         for seed in self._seeds:
             together = self._traffic.served(self.choice, np.inf, seed, left_out).ended_s
@@ -278,7 +261,6 @@ class _Curve:
         return self.made()
 
     def made(self) -> SimulatedChoice:
-        """The record of all simulated rates."""
         choice, rates, none = self.choice, sorted(self._waits), np.zeros((0, 2))
         return SimulatedChoice(
             draft=choice.draft,
@@ -315,15 +297,9 @@ def simulated_plan(
 ) -> tuple[PlannedServer, tuple[SimulatedChoice, ...]]:
     """The planned server, and the simulated waits of each choice.
 
-    Args:
-        run: of a server, with requests side by side.
-        config: the goal, and how much is simulated.
-        recorded: time stamps of requests, ascending; None for random arrivals.
-        expect: called with the number of choices.
-        tick: called as each of them is done.
-
-    Raises:
-        UserError: the run does not tell what is needed.
+    `recorded` are ascending time stamps of requests; None for random arrivals. `expect` is called
+    with the number of choices, `tick` as each is done. Raises UserError where the run does not tell
+    what is needed.
     """
     server = Server.of(run, config.temperature[0] if config.temperature else None)
     slots, ks = _slots(server, config), server.ks

@@ -6,12 +6,7 @@ from functools import cache, cached_property, partial
 
 import numpy as np
 
-from harness.analysis.batch_schedule import (
-    MOST_OTHERS,
-    ClosedLoad,
-    LoadKey,
-    closed_loads,
-)
+from harness.analysis.batch_schedule import MOST_OTHERS, ClosedLoad, LoadKey, closed_loads
 from harness.analysis.iteration_costs import (
     IterationCosts,
     SentLoad,
@@ -21,7 +16,7 @@ from harness.analysis.iteration_costs import (
     rounds_of,
     tells_times,
 )
-from harness.analysis.replayed import accept_chances, proposed_at
+from harness.analysis.replayed import as_served, proposed_at
 from harness.analysis.server_lossless import failed_gates, gates
 from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup
@@ -36,11 +31,7 @@ from harness.storage.manifest import SERVER
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """A stored server run at one temperature.
-
-    `traces` are of the plain server's texts, `loads` its closed loops with room for all of their
-    requests.
-    """
+    """A server run at one temperature: traces of plain texts, loops with room for all requests."""
 
     served: ServedTexts
     temperature: float
@@ -51,11 +42,7 @@ class Server:
 
     @classmethod
     def of(cls, run: StoredRun, temperature: float | None) -> "Server":
-        """The server of a stored run, at its first temperature if None.
-
-        Raises:
-            UserError: it is no server run, or its texts do not tell what rounds accept.
-        """
+        """The server of a run, at its first temperature if None; UserError where texts lack."""
         key = as_typed("run", run.folder)
         if run.door != SERVER:
             raise UserError(
@@ -90,12 +77,7 @@ class Server:
 
     @cached_property
     def costs(self) -> IterationCosts:
-        """The costs of iterations by all of its loads, on the server's own clock.
-
-        Raises:
-            UserError: its loads do not tell what requests side by side cost, or these shared no
-                forward.
-        """
+        """Costs of iterations by all loads; UserError where these do not tell them."""
         fitted = _fitted(self, [*self.loads.values()])
         setup, engine = self.served.setup, self.served.engine
         if fitted is not None:
@@ -103,9 +85,12 @@ class Server:
             return fitted
         timings = [timing for load in self.loads.values() for timing in load.timings]
         if engine.clock != "engine" or not tells_times(timings):
+            why = f"this {spec_of(engine.name).title} does not tell them"
+            if engine.clock != "engine":
+                why = "this one was timed by processor time; run it again with clock=engine"
             raise UserError(
                 f"{as_typed('run', setup.run.folder)}: a plan needs the prefill and the decoding"
-                f" of each request by the clock of the server, and {_why_untold(engine)}"
+                f" of each request by the clock of the server, and {why}"
             )
         # Where the run's command can be typed again
         command = setup.command_line("concurrency=[1,2,4]")
@@ -120,10 +105,7 @@ class Server:
         return _fitted(self, [each for each in self.loads.values() if each.key.group != group])
 
     def costs_without_texts(self, groups: Sequence[Collection[str]]) -> list[IterationCosts]:
-        """The costs by all loads, without the times of each group of texts.
-
-        Empty where one of these is not known.
-        """
+        """The costs without the times of each group of texts; empty where one is not known."""
         fits = fit_without_texts(_sent(self, [*self.loads.values()]), self.costs, groups)
         return [each for each in fits if each is not None] if None not in fits else []
 
@@ -145,11 +127,7 @@ class Server:
 
     @cached_property
     def arriving(self) -> list[LoadTiming]:
-        """Its loads at a rate, with full budgets.
-
-        Without those of servers with more or fewer slots than the largest closed loop filled: what
-        such a server costs is not known.
-        """
+        """Loads at a rate, with full budgets, on servers of the largest loop's slots alone."""
         most = max((key.concurrency for key in self.loads), default=0)
         return [
             each
@@ -182,18 +160,12 @@ class Server:
 
     def text(self, trace: TextTrace, k: int, budget: int, size: int) -> Text:
         """The first `size` tokens that rounds emitted of a text, as drafted by the engine."""
-        most = self.counting.proposed(k, budget)[:size]
-        drafted = proposed_at(trace, k)
-        if drafted is not None:
-            most = np.minimum(most, drafted[:size])
-        chances = accept_chances(trace, self.rule, k)[:size]
+        limits = self.counting.proposed(k, budget)[:size]
+        (chances,), (most,), _ = as_served([trace], [size], [limits], self.rule, k)
         return Text(trace.prompt_set, trace.prompt, trace.prompt_tokens, chances, most)
 
     def texts(self, k: int, asked: int) -> list[Text]:
-        """The part of each text that rounds emit, with the budget that it had.
-
-        That is `asked` tokens at most.
-        """
+        """The part of each text that rounds emit, with its budget, `asked` tokens at most."""
         made: list[Text] = []
         for trace in self.traces:
             size = len(trace.tokens)
@@ -239,10 +211,7 @@ def _sent(server: Server, loads: Sequence[ClosedLoad]) -> list[SentLoad]:
 
 
 def _as_returned(server: Server, timing: LoadTiming) -> list[Request] | None:
-    """A load's requests as the server decoded them; None where that is not known.
-
-    By replay where it has the rounds that the server told, else by these alone.
-    """
+    """Requests as decoded, by replay if it has the rounds that were told; None if unknown."""
     made: list[Request] = []
     rounds = timing.rounds if timing.k else (None,) * len(timing.texts)
     asked = zip(timing.texts, timing.budgets, timing.returned, rounds, strict=True)
@@ -268,12 +237,6 @@ def _as_returned(server: Server, timing: LoadTiming) -> list[Request] | None:
         else:
             return None
     return made
-
-
-def _why_untold(engine: ServingEngine) -> str:
-    if engine.clock != "engine":
-        return "this one was timed by processor time; run it again with clock=engine"
-    return f"this {spec_of(engine.name).title} does not tell them"
 
 
 def _check_one_forward(engine: ServingEngine, key: str) -> None:

@@ -15,43 +15,45 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from harness.analysis.cells import (
+    Gap,
+    PredictionError,
+    PromptId,
     expected_tokens_per_round,
     new_tokens,
-    paired_sums,
     priced,
     ratio,
-    steadied,
     with_counts,
     with_times,
 )
-from harness.analysis.prediction_error import Gap
 from harness.analysis.replayed import Replays
-from harness.analysis.round_costs import Latency
+from harness.analysis.round_costs import Latency, least_rounds
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.verdict import Candidate, Evidence, Timed
-from harness.records import Cell, ResultRow, Trial, grouped
+from harness.engine_facts.engines import with_lines
+from harness.records import Cell, ResultRow, Rule, Trial, grouped
 from harness.stats.jackknife import (
     Array,
-    Interval,
     Variance,
     Weights,
+    enough_prompts,
     independent_errors,
+    set_weights,
     share_interval,
 )
-from harness.stats.workload import KNOWN, SharedError
-from harness.theory.replay import Replayed
+from harness.stats.workload import KNOWN, SharedError, Workload
+from harness.summary import Leaderboard, LeaderboardRow
 
+# Of the speedups, for the chance that a draft is the fastest
+DRAWS = 4000
+# An error of predictions that is not known, so that draws are the same as with one of 0
+NONE = Variance(np.zeros(()), np.ones(()))
 # By draft, at the temperature of what is predicted
 Latencies = Mapping[str, Latency]
-
-
-def alpha_of(counts: Replayed) -> float | None:
-    """Alpha over all prompts; None where nothing was judged."""
-    return counts.alpha if counts.judged.sum() > 0.0 else None
 
 
 # ---- what a verdict rests on ---------------------------------------------------------------------
@@ -93,6 +95,12 @@ class Predicted:
     def evidence(self) -> Evidence:
         """The predicted seconds of every candidate on each prompt."""
         return evidence_of(self.replays, self.latencies)
+
+    def at_least(self, draft: str) -> Evidence | None:
+        """The evidence of a draft at the least that its rounds can cost; None without its steps."""
+        steps = self.latencies[draft].steps
+        least = steps and Latency(least_rounds(steps, max(self.replays.ks)))
+        return least and evidence_of(self.replays, {draft: least})
 
     def best_of(
         self,
@@ -169,72 +177,48 @@ def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[SharedError
 # ---- speedups with their intervals ---------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Speedup:
-    """A candidate's speedup on a workload, with its interval over prompts and visits."""
+class Speedup(NamedTuple):
+    """A candidate's speedup on a workload, with its interval over prompts and visits, if any."""
 
     value: float
-    interval: Interval | None
+    lo: float | None
+    hi: float | None
 
 
 def speedups(
-    evidence: Evidence, weights: Weights = None, error: Variance | None = None
+    evidence: Evidence, weights: Weights = None, error: PredictionError | None = None
 ) -> dict[Candidate, Speedup]:
-    """Every candidate's: 1 / the weighted mean over sets of what a token costs in plain tokens.
-
-    `error` is that of predictions besides prompts and visits (`PredictionError`).
-    """
-    workload = evidence.workload(weights, error)
+    """Every candidate's, and its interval; `error` is one besides prompts and visits."""
+    workload = evidence.workload(weights, error and error.variance)
     values = np.exp(workload.log_speedups.value).tolist()
-    intervals = workload.intervals() or [None] * len(values)
-    pairs = zip(values, intervals, strict=True)
-    return {
-        name: Speedup(value, interval)
-        for name, (value, interval) in zip(evidence.candidates, pairs, strict=True)
-    }
+    intervals = workload.intervals() or [(None, None)] * len(values)
+    found = zip(evidence.candidates, values, intervals, strict=True)
+    return {name: Speedup(value, *interval) for name, value, interval in found}
 
 
-def gap_of(
-    cell: Cell,
-    trials: Sequence[Trial],
-    plain: Sequence[Trial],
-    replays: Replays,
-    name: Candidate,
-    latency: Latency,
-) -> Gap | None:
-    """A measured cell against its prediction, on the prompts that both have; None without any.
-
-    `plain` are the trials of its baseline.
-    """
-    measured = paired_sums(steadied(trials, latency.rounds), steadied(plain, latency.rounds))
-    replays = replays.rows([name in measured for name in replays.names])
-    if not replays.names or not latency.rounds.covers(cell.k):
-        return None
-    counts = replays.candidates[name]
-    costs, texts = counts.proposals @ latency.relative(cell.k), counts.new_tokens
-    sums = np.stack([texts, texts, costs, texts], axis=1)
-    error = latency.visit_error([counts])
-    by_visit = error and Variance(*(each[0] for each in error.variance))
-    return Gap.of(dict(zip(replays.names, sums, strict=True)), measured, by_visit)
+def gap_of(evidence: Evidence, measured: Mapping[PromptId, Array]) -> Gap | None:
+    """A measured cell (`paired_sums`) against the evidence of its one predicted candidate."""
+    plain, (timed,) = evidence.baseline, evidence.candidates.values()
+    sums = np.stack([plain.seconds, plain.tokens, timed.seconds, timed.tokens], axis=1)
+    costs = Variance(*(each[0] for each in evidence.workload(None).timing_variance()))
+    return Gap.of(dict(zip(evidence.names, sums, strict=True)), measured, costs)
 
 
 # ---- rows of results.csv -------------------------------------------------------------------------
 
 
 def replayed_rows(
-    predicted: Predicted, *, model: str, error: Variance | None = None
+    predicted: Predicted, *, model: str, error: PredictionError | None = None
 ) -> list[ResultRow]:
-    """One row per prompt set and candidate, and one of plain decoding per prompt set.
-
-    The baseline rows use the first draft's plain token; `error` is as in `speedups`.
-    """
+    """A row per prompt set and candidate, and one of plain decoding, by the first draft's times."""
     replays, latencies = predicted.replays, predicted.latencies
     rows: list[ResultRow] = []
     for prompt_set in sorted(set(replays.prompt_sets)):
         part = replays.only([prompt_set])
         gains = speedups(evidence_of(part, latencies), error=error)
         baseline = latencies[part.drafts[0]]
-        rows.append(_baseline_row(part, baseline, model))
+        seconds = baseline.plain_cost(part.new_tokens, _texts(part)) * baseline.rounds.baseline_s
+        rows.append(replace(_timed(part, 0, seconds, model), speedup=1.0))
         rows += [_row(name, part, latencies, gains[name], model) for name in part.candidates]
     engine = latencies[replays.drafts[0]].served
     return rows if engine is None else [replace(row, engine=engine.engine) for row in rows]
@@ -246,10 +230,7 @@ def synthetic_rows(
     rates: Mapping[Cell, Sequence[float]],
     latencies: Mapping[float, Latency],
 ) -> list[ResultRow]:
-    """One row per measured cell, from the acceptance that was set and the texts' own lengths.
-
-    `latencies` are by temperature.
-    """
+    """A row per measured cell, from the acceptance that was set and the texts' own lengths."""
     rows: list[ResultRow] = []
     for row in measured:
         cell = Cell(row.prompt_set or "", row.temperature or 0.0, row.k)
@@ -289,11 +270,6 @@ def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
     return with_times(row, seconds, part.new_tokens)
 
 
-def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
-    seconds = latency.plain_cost(part.new_tokens, _texts(part)) * latency.rounds.baseline_s
-    return replace(_timed(part, 0, seconds, model), speedup=1.0)
-
-
 def _row(
     name: Candidate, part: Replays, latencies: Latencies, gain: Speedup, model: str
 ) -> ResultRow:
@@ -302,9 +278,7 @@ def _row(
     latency = latencies[name.draft].at_threshold(name.k, name.p_min)
     plain_s = latencies[part.drafts[0]].rounds.baseline_s
     seconds = plain_s * latency.rounds_cost(counts, _texts(part))
-    speedup_lo, speedup_hi = gain.interval or (None, None)
-    alphas = share_interval(counts.accepted, counts.judged)
-    alpha_lo, alpha_hi = alphas or (None, None)
+    alpha_lo, alpha_hi = share_interval(counts.accepted, counts.judged) or (None, None)
     return replace(
         with_counts(_timed(part, name.k, seconds, model), counts),
         draft=name.draft,
@@ -312,8 +286,8 @@ def _row(
         alpha_hi=alpha_hi,
         rule=part.rule,
         speedup=gain.value,
-        speedup_lo=speedup_lo,
-        speedup_hi=speedup_hi,
+        speedup_lo=gain.lo,
+        speedup_hi=gain.hi,
         breakeven_alpha=break_even_alpha(latency, name),
     )
 
@@ -326,3 +300,79 @@ def break_even_alpha(latency: Latency, name: Candidate) -> float | None:
 def _texts(replays: Replays) -> Array:
     """The number of texts of each prompt, [n]."""
     return np.array([len(lengths) for lengths in replays.prompt_tokens], dtype=np.float64)
+
+
+# ---- the leaderboard -----------------------------------------------------------------------------
+
+
+def rank(
+    predicted: Predicted,
+    weights: Weights = None,
+    *,
+    seed: int = 0,
+    error: PredictionError | None = None,
+) -> Leaderboard:
+    """Every draft at its best K, and not speculating, by predicted speedup, under one rule.
+
+    The best K is chosen on the prompts it is shown for, so a row's speedup is a little optimistic.
+    The verdict is the number without that optimism; no row is corrected.
+    """
+    replays, evidence = predicted.replays, predicted.evidence
+    gains = speedups(evidence, weights, error)
+    by_draft = grouped(replays.candidates, lambda name: name.draft).values()
+    best = [max(names, key=lambda name: (gains[name].value, -name.k)) for names in by_draft]
+    shares = set_weights(replays.prompt_sets, weights)
+    counted = replays.only([name for name, share in shares.items() if share > 0.0])
+    rows = [_board_row(name, counted, predicted.latencies, gains[name], weights) for name in best]
+    rows.append(LeaderboardRow(rank=0, draft=None, k=0, speedup=1.0))
+    columns = [list(replays.candidates).index(name) for name in best]
+    chances = _chances_best(
+        evidence.workload(weights, error.variance if error else NONE), columns, seed
+    )
+    rows = [replace(row, probability_best=p) for row, p in zip(rows, chances, strict=True)]
+    # On a tie plain decoding comes first.
+    rows.sort(key=lambda row: (-row.speedup, row.draft is not None))
+    ranked = tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
+    return Leaderboard(replays.rule, replays.temperature, _engines(replays.rule), ranked)
+
+
+def _engines(rule: Rule) -> tuple[str, ...]:
+    """The engines that accept by a rule, variants of others last."""
+    specs = [spec for spec in with_lines().values() if spec.rule == rule]
+    specs.sort(key=lambda spec: spec.variant_of is not None)
+    return tuple(spec.in_headlines for spec in specs)
+
+
+def _chances_best(workload: Workload, best: Sequence[int], seed: int) -> list[float | None]:
+    """For each draft's best K, then plain decoding: how often it is the fastest."""
+    if not enough_prompts(workload.prompt_sets):
+        return [None] * (len(best) + 1)
+    drawn = workload.drawn(DRAWS, seed)[:, best]
+    # Plain decoding, the first column, wins a tie, and so costs nothing to prefer.
+    fastest = np.argmax(np.insert(drawn, 0, 0.0, axis=1), axis=1)
+    return [float((fastest == row).mean()) for row in (*range(1, len(best) + 1), 0)]
+
+
+def _board_row(
+    name: Candidate, replays: Replays, latencies: Latencies, gain: Speedup, weights: Weights
+) -> LeaderboardRow:
+    counts = replays.weighted(name, weights)
+    latency, on_prompts = latencies[name.draft], replays.candidates[name]
+    judged, accepted, sets = on_prompts.judged, on_prompts.accepted, replays.prompt_sets
+    tokens = replays.new_tokens
+    alphas = share_interval(accepted, judged, sets, tokens=tokens, weights=weights)
+    alpha_lo, alpha_hi = alphas or (None, None)
+    return LeaderboardRow(
+        rank=0,
+        draft=name.draft,
+        k=name.k,
+        speedup=gain.value,
+        speedup_lo=gain.lo,
+        speedup_hi=gain.hi,
+        tokens_per_round=counts.tokens_per_round,
+        alpha=counts.alpha if counts.judged.sum() > 0.0 else None,
+        alpha_lo=alpha_lo,
+        alpha_hi=alpha_hi,
+        breakeven_alpha=break_even_alpha(latency, name),
+        p_min=name.p_min or None,
+    )

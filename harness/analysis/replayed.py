@@ -9,6 +9,7 @@ The acceptance rule belongs to the engine, so each rule has its own `Replays`.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +48,6 @@ from harness.theory.replay import (
 CHUNK_ENTRIES = 4_000_000
 # Of a text, [start] tokens that an engine drafts at most
 Limits = Callable[[TextTrace], NDArray[np.intp]]
-# Replays one draft's texts at every K and threshold
-CountsOf = Callable[[Sequence[TextTrace], Rule, Sequence[int]], Mapping[Candidate, Replayed]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +84,7 @@ class Replays:
         return tuple(sorted({name.k for name in self.candidates}))
 
     def weighted(self, name: Candidate, weights: Weights) -> Replayed:
-        """A candidate's counts per token of the workload: every rate of them is the workload's.
-
-        Sets count by their weights, equal if None, whatever their number of tokens.
-        """
+        """A candidate's counts per token of the workload, in which sets count by their weights."""
         factors = token_weights(self.prompt_sets, self.new_tokens, weights)
         return self.candidates[name].scaled(factors)
 
@@ -107,24 +103,18 @@ class Replays:
         )
 
 
-def at_every_k(
-    traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int], limits: Limits | None = None
-) -> dict[Candidate, Replayed]:
-    """One draft's candidates without a threshold; as `replayed`."""
-    counts = replayed(traces, rule, ks, limits)
-    return {Candidate(traces[0].draft, k): each for k, each in counts.items()}
-
-
 def replay_drafts(
     by_draft: Mapping[str, Sequence[TextTrace]],
     rule: Rule,
     ks: Sequence[int],
     temperature: float,
-    counts_of: CountsOf = at_every_k,
+    thresholds: Sequence[float] = (0.0,),
+    confidences: Mapping[str, Mapping[TextKey, DraftConfidence]] | None = None,
+    limits: Limits | None = None,
 ) -> Replays:
-    """Every (draft, K) on the prompts that all drafts scored, repetitions added up.
+    """Every draft, K and threshold on the prompts that all drafts scored, repetitions added up.
 
-    `counts_of` replays one draft's texts, at thresholds too.
+    At no threshold a draft without confidences (by draft and text); `limits` as `padded_traces`.
     """
     by_text = {draft: _by_text(draft, traces, temperature) for draft, traces in by_draft.items()}
     if not by_text:
@@ -135,11 +125,16 @@ def replay_drafts(
         raise UserError(f"traces: no prompt that every draft scored at temperature {temperature:g}")
     for draft, texts in by_text.items():
         _check_same(draft, [texts[key] for key in keys], [first[key] for key in keys])
-    counts = {
-        name: counts
-        for texts in by_text.values()
-        for name, counts in counts_of([texts[key] for key in keys], rule, ks).items()
-    }
+    counts: dict[Candidate, Replayed] = {}
+    for draft, texts in by_text.items():
+        traces, known = [texts[key] for key in keys], (confidences or {}).get(draft, {})
+        above = [p_min for p_min in thresholds if p_min and all(key in known for key in keys)]
+        if 0.0 in thresholds or not above:
+            fixed = replayed(traces, rule, ks, limits)
+            counts |= {Candidate(draft, k): each for k, each in fixed.items()}
+        scored = ScoredTexts(traces, known, rule)
+        for k, p_min in product(ks, above):
+            counts[Candidate(draft, k, p_min)] = replayed_adaptively(scored, k, p_min)
     lookups = frozenset(draft for draft, t in by_text.items() if t[keys[0]].chosen)
     return by_prompt([first[key] for key in keys], rule, counts, lookups)
 
@@ -194,10 +189,7 @@ def by_prompt(
 def replayed(
     traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int], limits: Limits | None = None
 ) -> Mapping[int, Replayed]:
-    """Replay one draft's traces at every K.
-
-    A K beyond a text's length is cut by its end. `limits` are as of `padded_traces`.
-    """
+    """Replay one draft's traces at every K, cut by a text's end; `limits` as `padded_traces`."""
     if not traces or not ks:
         raise UserError("traces: nothing to replay; give at least one text and one k")
     depth = max(check_k(k) for k in ks)
@@ -220,10 +212,7 @@ def in_chunks(traces: Sequence[TextTrace], depth: int) -> Iterator[Sequence[Text
 def padded_traces(
     traces: Sequence[TextTrace], rule: Rule, depth: int, limits: Limits | None = None
 ) -> PaddedTexts:
-    """One draft's texts side by side, with their accept chances for K up to `depth`.
-
-    `limits` are, of a text, [start] tokens that an engine drafts at most; None: any number.
-    """
+    """One draft's texts side by side, up to K = `depth`; `limits`: [start] tokens at most."""
     if limits is not None:
         lengths = [len(trace.tokens) for trace in traces]
         most = [limits(trace) for trace in traces]
@@ -241,7 +230,10 @@ def _check(trace: TextTrace, first: TextTrace, rule: Rule, depth: int) -> None:
         raise UserError(f"traces: {where}: some texts were drafted by look-up and some were not")
     if trace.depth is not None and trace.depth < depth:
         raise UserError(f"k={depth}: {where} is scored for K up to {trace.depth}; lower k")
-    bad = np.isnan(accept_chances(trace, rule, depth)) & _judged(trace, depth)
+    starts, offsets = np.arange(len(trace.tokens))[:, None], np.arange(depth)
+    bad = np.isnan(accept_chances(trace, rule, depth)) & (starts + offsets < len(trace.tokens))
+    if trace.proposed is not None:  # which a round from a start judges no further than
+        bad &= offsets < trace.proposed[:, None]
     if bad.any():
         position = np.sum(np.nonzero(bad), axis=0).min()
         raise UserError(
@@ -250,18 +242,8 @@ def _check(trace: TextTrace, first: TextTrace, rule: Rule, depth: int) -> None:
         )
 
 
-def _judged(trace: TextTrace, depth: int) -> NDArray[np.bool_]:
-    """[n, depth] whether a round from a start may judge a draft token at an offset."""
-    starts, offsets = np.arange(len(trace.tokens))[:, None], np.arange(depth)
-    judged = starts + offsets < len(trace.tokens)
-    return judged if trace.proposed is None else judged & (offsets < trace.proposed[:, None])
-
-
 def accept_chances(trace: TextTrace, rule: Rule, depth: int) -> Array:
-    """[n, depth] the chance that a round from a start accepts at an offset, given the text.
-
-    NaN where that is not known. Entries beyond the text mean nothing.
-    """
+    """[n, depth] chance to accept at an offset of a round, NaN if unknown; beyond the text none."""
     if trace.chosen:
         return trace.draft_is_argmax[:, :depth].astype(np.float64)
     target, draft, is_argmax = trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
@@ -312,10 +294,8 @@ def as_served(
 ) -> tuple[list[Array], list[NDArray[np.intp]], int]:
     """The beginnings of texts as an engine drafts them, as `replay_texts` takes them.
 
-    Args:
-        traces: of what the engine's rounds emitted.
-        lengths: of each, how many of its tokens; at least one.
-        limits: of each, [start] tokens that the engine drafts at most (`Counting.proposed`).
+    Of each trace of what rounds emitted `lengths` tokens, of which `limits` [start] are drafted at
+    most (`Counting.proposed`).
     """
     chances: list[Array] = []
     proposed: list[NDArray[np.intp]] = []
@@ -327,10 +307,7 @@ def as_served(
 
 
 def proposed_at(trace: TextTrace, k: int) -> NDArray[np.int64] | None:
-    """[n] tokens that a draft proposes from each start at a K; None where it is K from all.
-
-    Some look-ups wait for a text that is the longer the larger K is.
-    """
+    """[n] tokens proposed from each start at K; None: always K. Some look-ups wait for text."""
     waits = DRAFTS[trace.draft].least_text if trace.chosen and trace.draft in DRAFTS else 0
     if trace.proposed is None or not waits:
         return trace.proposed
@@ -375,23 +352,18 @@ def replay_check(
     return replace(check, drafted_gap_in_standard_errors=gap(drafted, counts.drafted))
 
 
-# ---- drafts that end at a threshold -------------------------------------------------------------
+# ---- drafts that end at a threshold --------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredTexts:
-    """One draft's texts at one temperature, with its confidences, under one rule.
-
-    Attributes:
-        drops_unlikely: as of the engine that drafts (`EngineSpec`).
-        limits: as of `padded_traces`.
-    """
+    """One draft's texts at one temperature, with its confidences, under one rule."""
 
     traces: Sequence[TextTrace]
     confidences: Mapping[TextKey, DraftConfidence]
     rule: Rule
-    drops_unlikely: bool = False
-    limits: Limits | None = None
+    drops_unlikely: bool = False  # as of the engine that drafts (`EngineSpec`)
+    limits: Limits | None = None  # as of `padded_traces`
 
     def drafting(self, most: Counts, k: int, threshold: float) -> tuple[Counts, Counts]:
         """Tokens drafted from each start: where all are the text's, and by how many stand.
@@ -417,10 +389,7 @@ class ScoredTexts:
 
 
 def along_text(trace: TextTrace, values: Array, k: int, rule: Rule) -> Array:
-    """[n, K] the draft's probability of each token where it is the text's.
-
-    `values` are those of its `DraftConfidence`.
-    """
+    """[n, K] the draft's probability of each token of the text, by its `DraftConfidence` values."""
     drawn = trace.temperature > 0.0 and not ACCEPTANCE_RULES[rule].draft_chooses
     if trace.depth is not None:
         return np.exp(trace.draft_logprob[:, :k]) if drawn else values

@@ -21,7 +21,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from harness.analysis.cells import latest
-from harness.records import GREEDY, Trial, grouped
+from harness.records import GREEDY, Cell, Trial, grouped
 from harness.stats.jackknife import Array
 
 # The quantile of a request's visits that is taken as its time, and higher ones that may be
@@ -141,21 +141,13 @@ def settling(trials: Sequence[Trial]) -> Settle:
     timed = [trial for trial in trials if _is_timed(trial) and trial.temperature == GREEDY]
     return least_varying(
         [(trial.decode_s or 0.0) + (trial.one_token_s or 0.0) for trial in group]
-        for group in grouped(timed, _Asked.of).values()
+        for group in grouped(timed, _asked).values()
     )
 
 
-class _Asked(NamedTuple):
-    """A request that is asked in every visit."""
-
-    prompt_set: str
-    prompt: str
-    temperature: float
-    k: int
-
-    @classmethod
-    def of(cls, trial: Trial) -> "_Asked":
-        return cls(trial.prompt_set, trial.prompt, trial.temperature, trial.k)
+def _asked(trial: Trial) -> tuple[Cell, str]:
+    """The request, which every visit asks."""
+    return trial.cell_key, trial.prompt
 
 
 def settled(trials: Sequence[Trial], settle: Settle = undisturbed) -> list[Trial]:
@@ -174,18 +166,23 @@ def settled(trials: Sequence[Trial], settle: Settle = undisturbed) -> list[Trial
     sampled = (trial for _, trial in timed if trial.temperature != GREEDY)
     cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
     lengths = {cell: _Lengths.of(made) for cell, made in cells.items()}
-    generations = grouped(latest(trials), _Asked.of)
-    texts = {asked: _commonest(group) for asked, group in generations.items()}
+    generations = grouped(latest(trials), _asked)
+    texts = {  # by most of those that were timed
+        asked: max(alike, key=alike.count, default=None)
+        for asked, group in generations.items()
+        for alike in [[trial.tokens for trial in group if _is_timed(trial)]]
+    }
     visits = {
-        asked: _visits(entries, texts[asked], lengths.get((asked.temperature, asked.k)))
-        for asked, entries in grouped(timed, lambda entry: _Asked.of(entry[1])).items()
+        asked: _visits(entries, texts[asked], lengths.get((asked[0].temperature, asked[0].k)))
+        for asked, entries in grouped(timed, lambda entry: _asked(entry[1])).items()
     }
     made: list[Trial] = []
     for asked, group in generations.items():
-        plain = visits.get(asked._replace(k=0), []) if asked.k else []
+        cell, prompt = asked
+        plain = visits.get((replace(cell, k=0), prompt), []) if cell.k else []
         seconds = paired_seconds(visits.get(asked, []), plain, settle)
-        length = lengths.get((asked.temperature, asked.k))
-        if asked.temperature == GREEDY:
+        length = lengths.get((cell.temperature, cell.k))
+        if cell.temperature == GREEDY:
             made.append(_settled(group, texts[asked], seconds))
         elif seconds is None or length is None:
             made += group
@@ -204,10 +201,7 @@ def _is_timed(trial: Trial) -> bool:
 def _visits(
     entries: Sequence[tuple[int, Trial]], text: tuple[int, ...] | None, length: "_Lengths | None"
 ) -> list[Visit]:
-    """The visits by which a request is timed, from its trials with their places.
-
-    `text` is the greedy one that counts, `length` that of sampled ones; None if greedy.
-    """
+    """A request's timed visits; `text`: the greedy one that counts; `length`: of sampled ones."""
     if length is None:
         measured = [(place, trial, 1.0) for place, trial in entries if trial.tokens == text]
     else:
@@ -219,12 +213,6 @@ def _visits(
         for place, trial, each in measured
         if each > 0.0
     ]
-
-
-def _commonest(trials: Sequence[Trial]) -> tuple[int, ...] | None:
-    """The text of most of those that were timed."""
-    texts = [trial.tokens for trial in trials if _is_timed(trial)]
-    return max(texts, key=texts.count, default=None)
 
 
 def _settled(trials: Sequence[Trial], text: tuple[int, ...] | None, seconds: float | None) -> Trial:
@@ -274,10 +262,7 @@ class _Lengths:
 
 
 def fit_line(counts: Array, seconds: Array, *, net: bool) -> tuple[float, float]:
-    """A start, and what each of [n] counts costs.
-
-    No start is below 0; where another request was taken off (`net`), none with its first count is.
-    """
+    """A start, and each of [n] counts' cost, 0 or more; if `net`, a start with its first count."""
     start_s, each_s = least_squares(
         np.column_stack([np.ones_like(counts), counts - 1.0 if net else counts]), seconds
     )

@@ -26,9 +26,8 @@ from typing import Literal
 
 import numpy as np
 
-from harness.analysis.device import architecture
 from harness.analysis.server_costs import ServerCosts
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, architecture
 from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped, where
 from harness.stats.jackknife import Array, Variance, half_width, joined
 from harness.stats.workload import TRIMMED, SharedError, visit_error
@@ -62,20 +61,13 @@ SURE_OF_A_STEP = 0.5
 
 @dataclass(frozen=True, eq=False)
 class TimedVisits:
-    """The visits that timed one draft at one temperature.
-
-    Attributes:
-        plain_s: [visit] seconds of a plain token.
-        ks: ascending.
-        ratios: [visit, K] R(K) / R(0) by that visit alone.
-        turns: [visit] the turn in which it came, with one visit of every draft; empty where drafts
-            were visited apart.
-    """
+    """The visits that timed one draft at one temperature."""
 
     temperature: float
-    plain_s: Array
-    ks: tuple[int, ...]
-    ratios: Array
+    plain_s: Array  # [visit] of a plain token
+    ks: tuple[int, ...]  # ascending
+    ratios: Array  # [visit, K] R(K) / R(0) by that visit alone
+    # [visit] its turn, which has one visit of every draft; empty of drafts visited apart
     turns: tuple[int, ...] = ()
 
     @property
@@ -97,21 +89,17 @@ class TimedVisits:
         With its variance: over turns, in which drifts cancel, where both have them; else of two
         independent means (Welch, "The generalization of Student's problem", 1947).
         """
-        logs, others = np.log(self.plain_s), np.log(other.plain_s)
+        samples = [np.log(self.plain_s), -np.log(other.plain_s)]
         common = sorted({*self.turns} & {*other.turns})
         if len(common) >= LEAST_TURNS:
-            logs = logs[[self.turns.index(turn) for turn in common]]
-            gaps = logs - others[[other.turns.index(turn) for turn in common]]
-            value, count = float(gaps.var(ddof=1)) / len(gaps), float(len(gaps) - 1)
-            return float(gaps.mean()), Variance(np.array(value), np.array(count))
-        gap = float(logs.mean() - others.mean())
-        if min(len(logs), len(others)) < 2:  # a single visit has no error
+            places = [[each.turns.index(turn) for turn in common] for each in (self, other)]
+            samples = [samples[0][places[0]] + samples[1][places[1]]]
+        gap = float(sum(each.mean() for each in samples))
+        if min(map(len, samples)) < 2:  # a single visit has no error
             return gap, Variance(np.array(np.inf), np.array(1.0))
-        parts = [
-            Variance(each.var(ddof=1) / len(each), np.array(len(each) - 1.0))
-            for each in (logs, others)
-        ]
-        return gap, joined(parts)
+        return gap, joined(
+            Variance(each.var(ddof=1) / len(each), np.array(len(each) - 1.0)) for each in samples
+        )
 
     def rounds(self, lookup_s: float | None) -> RoundTimes:
         """R; `lookup_s` is what a look-up that finds nothing adds to a token."""
@@ -123,51 +111,32 @@ class TimedVisits:
 
 @dataclass(frozen=True, eq=False)
 class ServedTimes:
-    """Costs of a server's requests with one draft, and their error.
-
-    Attributes:
-        engine, run: the server, and the run that measured it.
-        temperature, visits: at which its requests were timed, and how often.
-        basis: how they are known of this draft.
-        costs: what prices every prediction.
-        without: without each part of the server's prompts; of every draft the same parts.
-        ends: of a draft that was not measured, the two ends between which its costs are; else none.
-        error: the variance of a prediction's logarithm beyond all of this, as the server's own run
-            shows it, and its degrees of freedom.
-        own_requests: whether each draft was timed in requests of its own.
-    """
+    """Costs of a server's requests with one draft, and their error."""
 
     engine: str
-    run: str
-    temperature: float
+    run: str  # that measured it
+    temperature: float  # at which its requests were timed
     visits: int
     basis: Basis
-    costs: ServerCosts
-    without: tuple[ServerCosts, ...]
+    costs: ServerCosts  # what prices every prediction
+    without: tuple[ServerCosts, ...]  # each part of the server's prompts, the same of every draft
+    # The two between which the costs of a draft are that was not measured
     ends: tuple[ServerCosts, ServerCosts] | None = None
+    # Of a prediction's logarithm beyond all of this, by the server's own run: variance, its degrees
     error: tuple[float, float] = (0.0, 1.0)
-    own_requests: bool = False
+    own_requests: bool = False  # whether each draft was timed in requests of its own
 
 
 @dataclass(frozen=True, eq=False)
 class Latency:
-    """The cost of one draft with the target at one temperature, and its error.
+    """The cost of one draft with the target at one temperature, and its error."""
 
-    Attributes:
-        rounds: R(0) and R(K): what prices every prediction.
-        visits: behind them; None where they follow from steps, which are taken as exact.
-        steps: what explains them; None where no step was timed.
-        timings: the raw samples behind the steps; none where these were typed in.
-        served: where they are another engine's: requests cost a start, too.
-        dropped_s: seconds of the draft step whose token a threshold drops.
-    """
-
-    rounds: RoundTimes
-    visits: TimedVisits | None = None
-    steps: StepTimes | None = None
-    timings: tuple[StepTiming, ...] = ()
-    served: ServedTimes | None = None
-    dropped_s: float = 0.0
+    rounds: RoundTimes  # R(0) and R(K): what prices every prediction
+    visits: TimedVisits | None = None  # None where rounds follow from steps, taken as exact
+    steps: StepTimes | None = None  # what explains rounds; None where no step was timed
+    timings: tuple[StepTiming, ...] = ()  # samples behind the steps; none of typed ones
+    served: ServedTimes | None = None  # another engine's, where requests cost a start, too
+    dropped_s: float = 0.0  # of the draft step whose token a threshold drops
 
     def at_threshold(self, k: int, p_min: float) -> "Latency":
         """The cost of rounds of up to `k` tokens that end at a token below a probability.
@@ -190,7 +159,6 @@ class Latency:
 
     @property
     def source(self) -> Literal["rounds", "requests", "steps", "typed"]:
-        """The origin of R."""
         if self.served is not None:
             return "requests"
         return "rounds" if self.visits is not None else "steps" if self.timings else "typed"
@@ -257,7 +225,6 @@ class Latency:
         return per_token[sorted(per_token)[len(per_token) // 2]] if per_token else None
 
     def round_summary(self, draft: str) -> RoundSummary:
-        """R(0) and R(K) as a report shows them."""
         summary = RoundSummary(
             draft=draft,
             temperature=self.visits.temperature if self.visits else None,
@@ -313,10 +280,7 @@ def least_rounds(steps: StepTimes, largest: int) -> RoundTimes:
 
 
 def without_rounds(latency: Latency) -> Latency:
-    """A latency by steps alone, where a round takes the least that it can at least.
-
-    A target's step that was disturbed may take longer than a verify, which priced rounds below it.
-    """
+    """By steps alone: no less than `least_rounds`, which a disturbed target step may exceed."""
     if latency.steps is None:
         return latency
     least = least_rounds(latency.steps, latency.rounds.largest)
@@ -350,10 +314,7 @@ def merged(timings: Sequence[StepTiming]) -> list[StepTiming]:
 
 
 def latency_rows(timings: Sequence[StepTiming]) -> list[LatencyRow]:
-    """Rows of latency.csv from raw samples: median, p10 and p90 in ms, without floors.
-
-    A forward that was timed with several drafts is one row over all its samples.
-    """
+    """Rows of latency.csv without floors; a forward timed with several drafts is one row."""
     return [
         latency_row(t.role, t.model, t.kind, t.tokens, t.context_tokens, t.batch, t.samples_s)
         for t in merged([replace(timing, beside=None) for timing in timings])
@@ -415,10 +376,7 @@ def reading_models(manifest: Manifest, quantized: Container[str] = ()) -> dict[s
 
 
 def reference(timings: Sequence[StepTiming]) -> list[StepTiming]:
-    """The timings at the context and batch of the first step: those a prediction is made from.
-
-    A profile times further contexts and batches after them.
-    """
+    """Timings at the first step's context and batch, which predictions use."""
     first = next((timing for timing in timings if timing.kind == "step"), None)
     if first is None:
         return list(timings)
@@ -493,10 +451,7 @@ def in_turn(timings: Sequence[RoundTiming]) -> Sequence[RoundTiming]:
 
 
 def near(timings: Sequence[RoundTiming], temperature: float) -> list[RoundTiming]:
-    """The timings at the nearest temperature; sampling stands for sampling.
-
-    At temperature 0 no probability is computed.
-    """
+    """Timings at the nearest temperature; at 0, where no probability is computed, only such."""
 
     def distance(timed: float) -> tuple[bool, float]:
         return (timed > GREEDY) != (temperature > GREEDY), abs(timed - temperature)

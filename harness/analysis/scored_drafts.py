@@ -9,21 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.engine_costs import priced_by
 from harness.analysis.predicted import Predicted
-from harness.analysis.replayed import (
-    Limits,
-    ScoredTexts,
-    at_every_k,
-    decoded,
-    replay_drafts,
-    replayed_adaptively,
-)
+from harness.analysis.replayed import Limits, decoded, replay_drafts
 from harness.analysis.round_costs import (
     LOOKUP_S,
     Latency,
@@ -32,31 +24,22 @@ from harness.analysis.round_costs import (
     without_rounds,
 )
 from harness.analysis.setup import Setup, timed_apart
-from harness.analysis.verdict import Candidate
 from harness.engine_facts.engines import with_lines
 from harness.engine_facts.spec import Counting, counting_of
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace, UserError, grouped
 from harness.summary import Dropped
-from harness.theory.replay import Replayed
 from harness.theory.speedup import StepTimes
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredDrafts:
-    """Drafts with their texts and costs.
-
-    Attributes:
-        traces: by draft, in stored order; not of drafts that failed.
-        latencies: by temperature and draft; of the drafts that were timed.
-        dropped: those that have scored a part of the texts, since they lost; by name.
-        confidences: by draft and text, how sure it is off the text; none unless there is a
-            threshold.
-    """
+    """Drafts with their texts and costs."""
 
     setup: Setup
-    traces: Mapping[str, Sequence[TextTrace]]
-    latencies: Mapping[float, Mapping[str, Latency]]
-    dropped: Mapping[str, Dropped]
+    traces: Mapping[str, Sequence[TextTrace]]  # by draft, in stored order; not of those that failed
+    latencies: Mapping[float, Mapping[str, Latency]]  # by temperature and draft that was timed
+    dropped: Mapping[str, Dropped]  # those that scored a part of the texts, since they lost
+    # By draft and text, how sure it is off the text; none unless there is a threshold
     confidences: Mapping[str, Mapping[TextKey, DraftConfidence]]
     _made: dict[tuple[Rule, float, tuple[float, ...]], Predicted | None] = field(
         default_factory=dict[tuple[Rule, float, tuple[float, ...]], Predicted | None]
@@ -93,10 +76,7 @@ class ScoredDrafts:
         temperature: float,
         thresholds: Sequence[float] | None = None,
     ) -> Predicted | None:
-        """Some of the drafts, on the prompts that all of these scored.
-
-        `thresholds` None: the run's, as of `predicted`.
-        """
+        """Some drafts, on the prompts that all scored; thresholds as of `predicted` if None."""
         at = self._thresholds(rule) if thresholds is None else thresholds
         setup, latencies = self.setup, self.latencies.get(temperature, {})
         traces = {name: self.traces[name] for name in drafts}
@@ -104,34 +84,16 @@ class ScoredDrafts:
         ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
         counting = counting_of(setup.priced_by and setup.priced_by.engine)
         if counting is not None and ks:
-            traces = {name: _emitted(texts, counting) for name, texts in traces.items()}
+            traces = {  # as far as the rounds of that engine emit them
+                name: [each for trace in texts if (each := decoded(trace, counting)) is not None]
+                for name, texts in traces.items()
+            }
             limits = partial(_limits, counting, setup.new_tokens or 0, max(ks))
         scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
         if not traces or not ks or not all(scored):
             return None
-
-        counts_of = partial(self._counts, thresholds=at, limits=limits)
-        return Predicted(replay_drafts(traces, rule, ks, temperature, counts_of), latencies)
-
-    def _counts(
-        self,
-        texts: Sequence[TextTrace],
-        rule: Rule,
-        ks: Sequence[int],
-        *,
-        thresholds: Sequence[float],
-        limits: Limits | None,
-    ) -> dict[Candidate, Replayed]:
-        """A draft's texts replayed at every K and threshold; at none without confidences."""
-        draft, known = texts[0].draft, self.confidences.get(texts[0].draft, {})
-        above = [p_min for p_min in thresholds if p_min and all(t.key in known for t in texts)]
-        fixed = 0.0 in thresholds or not above
-        counts = at_every_k(texts, rule, ks, limits) if fixed else {}
-        scored = ScoredTexts(texts, known, rule)
-        return counts | {
-            Candidate(draft, k, p_min): replayed_adaptively(scored, k, p_min)
-            for k, p_min in product(ks, above)
-        }
+        replays = replay_drafts(traces, rule, ks, temperature, at, self.confidences, limits)
+        return Predicted(replays, latencies)
 
     @property
     def by_own_rule(self) -> list[Predicted]:
@@ -181,12 +143,6 @@ def scored_drafts(
     )
 
 
-def _emitted(traces: Sequence[TextTrace], counting: Counting) -> Sequence[TextTrace]:
-    """The texts as far as the rounds of the engine that prices the drafts emit them."""
-    emitted = (decoded(trace, counting) for trace in traces)
-    return [trace for trace in emitted if trace is not None]
-
-
 def _limits(counting: Counting, asked: int, k: int, trace: TextTrace) -> NDArray[np.intp]:
     """[start] tokens that the engine that prices the drafts drafts at most, near a text's end."""
     emitted = len(trace.tokens) + counting.first_position
@@ -194,7 +150,7 @@ def _limits(counting: Counting, asked: int, k: int, trace: TextTrace) -> NDArray
     return counting.proposed(k, budget)
 
 
-# ---- plain tokens next to each draft ------------------------------------------------------------
+# ---- plain tokens next to each draft -------------------------------------------------------------
 
 
 def _latencies(

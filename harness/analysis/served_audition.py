@@ -13,7 +13,7 @@ What is stored of one draft, with the plain server's requests, is what a server 
 stores (`of_draft`), and is read as that is.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -23,36 +23,33 @@ from harness.analysis.answers import Answered, Question, answered
 from harness.analysis.caveats import of_setup, timing
 from harness.analysis.caveats.prompts import k_at_edge
 from harness.analysis.caveats.texts import greedy_texts_differ
-from harness.analysis.device import draft_memory
-from harness.analysis.failures import failures
-from harness.analysis.leaderboard import rank
-from harness.analysis.lossless import by_text, distrust
+from harness.analysis.lossless import by_text, failures
 from harness.analysis.pairs import (
     Pair,
-    check_of_pairs,
     evidence_from_pairs,
+    measured_pairs,
     pairs_of,
     rounds_as_replayed,
 )
-from harness.analysis.predicted import Predicted, replayed_rows
+from harness.analysis.predicted import Predicted, rank, replayed_rows
 from harness.analysis.replayed import by_prompt
-from harness.analysis.round_costs import Latency, ServedTimes, TimedVisits
+from harness.analysis.round_costs import Latency, TimedVisits
 from harness.analysis.server_costs import fit_costs, left_out_costs, timed_rounds
 from harness.analysis.server_lossless import gate_caveats
 from harness.analysis.server_predictions import (
     TimedServer,
     requests_of,
+    served_latency,
     served_rows,
     timed_server,
 )
 from harness.analysis.server_texts import ServedTexts, Texts, served_texts
-from harness.analysis.setup import Setup, run_facts, shares_of_sets
+from harness.analysis.setup import Setup, asked_drafts, draft_memory, run_facts
 from harness.analysis.verdict import Candidate, Evidence, closed
-from harness.config import AUTO_DRAFTS, split_draft
 from harness.engine_facts.draft_kinds import DRAFTS, looks_up
 from harness.engine_facts.engines import spec_of
 from harness.records import GREEDY, Failure, ResultRow, Trial, grouped, where
-from harness.stats.two_phase import MIN_MEASURED, Pairs, look_shares
+from harness.stats.two_phase import look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
 from harness.summary import DraftMemory, Leaderboard, LeaderboardRow, Summary
@@ -67,12 +64,7 @@ NO_COSTS = (
 
 
 def of_draft(setup: Setup, draft: str, chosen: ChosenK | None = None) -> Setup:
-    """The part of an audition that is of one draft, as a server run of it.
-
-    Args:
-        chosen: the K and threshold at which the draft was measured; None: without what was measured
-            to decide.
-    """
+    """One draft's part of an audition as a server run; `chosen` None: before it was measured."""
     run, notes = setup.run, setup.run.manifest
     role = notes.models.get(draft)
     models = {name: entry for name, entry in notes.models.items() if name == "target"}
@@ -117,26 +109,19 @@ def of_draft(setup: Setup, draft: str, chosen: ChosenK | None = None) -> Setup:
 
 @dataclass(frozen=True, eq=False)
 class ServedDraft:
-    """A draft whose texts are scored, and what its rounds cost on the engine.
-
-    Attributes:
-        plain: the plain server's texts, with the draft's scores.
-        thresholds: those that are replayed; 0 is none.
-    """
+    """A draft whose texts are scored, and what its rounds cost on the engine."""
 
     name: str
     served: ServedTexts
-    plain: Texts
+    plain: Texts  # the plain server's, with the draft's scores
     latency: Latency
-    thresholds: tuple[float, ...]
+    thresholds: tuple[float, ...]  # that are replayed; 0 is none
 
     @property
     def least_k(self) -> int:
-        """The smallest K at which it drafts."""
         return DRAFTS[self.name].least_k if looks_up(self.name) else 1
 
     def only(self, prompts: set[tuple[str, str]]) -> Texts:
-        """The plain server's texts of some prompts."""
         return Texts(
             tuple(
                 pair for pair in self.plain.pairs if (pair[0].prompt_set, pair[0].prompt) in prompts
@@ -158,13 +143,6 @@ def served_draft(setup: Setup, draft: str) -> ServedDraft | None:
     return ServedDraft(draft, served, plain, latency, thresholds)
 
 
-def _as_trials(run: StoredRun) -> StoredRun:
-    """The requests that time a look-up's rounds, as the trials of a run."""
-    made = replace(run, trials=run.probes, probes=())
-    vars(made)["traces"] = run.traces
-    return made
-
-
 def _latency(served: ServedTexts) -> Latency | None:
     """Costs of rounds, by servers that reject every draft or by requests; None without either."""
     setup, counting = served.setup, served.counting
@@ -172,7 +150,9 @@ def _latency(served: ServedTexts) -> Latency | None:
     if timed is not None:  # a server of the largest K drafts fewer tokens near the budget
         timed = replace(timed, fitted_at=tuple(sorted({1, *setup.ks})))
     if timed is None and setup.run.probes:
-        requests = served_texts(Setup(_as_trials(setup.run)))
+        as_trials = replace(setup.run, trials=setup.run.probes, probes=())
+        vars(as_trials)["traces"] = setup.run.traces
+        requests = served_texts(Setup(as_trials))
         timed = requests_of(requests, requests.ks, GREEDY, None)
         timed = timed and replace(timed, fitted_at=requests.ks)
     costs = None if timed is None else fit_costs(timed)
@@ -183,26 +163,17 @@ def _latency(served: ServedTexts) -> Latency | None:
     steps = where(setup.run.timings, beside=setup.draft, kind="step")
     medians = {step.role: float(np.median(step.samples_s)) for step in steps}
     step = medians["draft"] / medians["target"] if len(medians) > 1 else 0.0
-    return Latency(
-        costs.times,
-        served=ServedTimes(
-            engine=served.engine.name,
-            run=str(setup.run.folder),
-            temperature=GREEDY,
-            visits=len({each.visit for each in setup.run.rounds}),
-            basis="measured",
-            costs=costs,
-            without=tuple(without),
-            own_requests=True,
-        ),
-        dropped_s=step * costs.times.plain_s,
-    )
+    latency = served_latency(served, GREEDY, costs, without)
+    assert latency.served is not None
+    visits = len({each.visit for each in setup.run.rounds})
+    times = replace(latency.served, visits=visits, own_requests=True)
+    return replace(latency, served=times, dropped_s=step * costs.times.plain_s)
 
 
 def predicted_drafts(setup: Setup) -> Predicted | None:
     """Every draft, K and threshold on the prompts that all drafts scored; None before the first."""
     failed = {each.where for each in setup.run.manifest.audition.failures}
-    names = [name for name in _names(setup) if name not in failed]
+    names = [name for name in asked_drafts(setup) if name not in failed]
     drafts = [made for name in names if (made := served_draft(setup, name)) is not None]
     if not drafts:
         return None
@@ -224,12 +195,6 @@ def predicted_drafts(setup: Setup) -> Predicted | None:
     return Predicted(
         by_prompt(first.traces, rule, counts, lookups), {each.name: each.latency for each in drafts}
     )
-
-
-def _names(setup: Setup) -> list[str]:
-    """The drafts that were asked for, those of which nothing is stored included."""
-    entries: Sequence[str] = setup.run.config.get("drafts") or ()
-    return [split_draft(entry).name for entry in entries if entry != AUTO_DRAFTS]
 
 
 def best_by_replay(run: StoredRun) -> Candidate | None:
@@ -286,7 +251,7 @@ def _finalists(setup: Setup) -> tuple[ChosenK, ...]:
 
 def _measured_alone(setup: Setup) -> tuple[ChosenK, ...]:
     """Drafts that replay does not know, which are measured on every prompt at the largest K."""
-    names = [name for name in _names(setup) if name in DRAFTS and not DRAFTS[name].replayed]
+    names = [name for name in asked_drafts(setup) if name in DRAFTS and not DRAFTS[name].replayed]
     return tuple(ChosenK(GREEDY, max(setup.ks), looks=1, draft=name) for name in names)
 
 
@@ -296,12 +261,13 @@ _FIRST_SAID = {"speculate": 2, "undecided": 1, "does_not_pay": 0}
 
 def _answered(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]:
     """The answer on the workload, each measured draft with the speedups that its pairs have."""
-    made = (*_of_finalists(setup, predicted), *_of_alone(setup))
+    alone = [_by_pairs(setup, chosen) for chosen in _measured_alone(setup)]
+    of_alone = answered(setup, [question for question in alone if question is not None])
+    made = (*_of_finalists(setup, predicted), *of_alone)
     if not made:
         return ()
     best = max(
-        made,
-        key=lambda each: (_FIRST_SAID[each.workload.decision], each.workload.speedup or 0.0),
+        made, key=lambda each: (_FIRST_SAID[each.workload.decision], each.workload.speedup or 0.0)
     )
     known = {each.name: each for each in best.workload.candidates}
     for other in made:
@@ -311,116 +277,79 @@ def _answered(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]
         for each in other.workload.candidates:  # ties are to the one that is named
             if each.draft == own or each.name not in known:
                 known[each.name] = replace(each, tied=False)
-    return (replace(best, workload=replace(best.workload, candidates=tuple(known.values()))),)
+    workload = replace(best.workload, candidates=tuple(known.values()))
+    return (replace(best, answers=(workload, *best.answers[1:])),)
 
 
 def _of_finalists(setup: Setup, predicted: Predicted | None) -> tuple[Answered, ...]:
     """The answers by each finalist's measured pairs; by replay before there are some."""
-    if predicted is None:
-        return ()
-    ks, made = setup.run.manifest.served_ks, list[Answered]()
-    for number, chosen in enumerate(_finalists(setup)):
-        looks = look_shares(max(1, chosen.looks or (ks.made if ks else 0)))
-        made += _by_pairs(
-            setup,
-            chosen,
-            lambda pairs, name, looks=looks: _with_pairs(predicted, pairs, name, looks),
-            otherwise=predicted.evidence,
-            leads=not number,
-        )
-    if made:
-        return tuple(made)
     engine = setup.engine
-    assert engine is not None
+    if predicted is None or engine is None:
+        return ()
+    asked = [
+        _by_pairs(setup, chosen, predicted, leads=not number)
+        for number, chosen in enumerate(_finalists(setup))
+    ]
+    if made := answered(setup, [question for question in asked if question is not None]):
+        return made
     # Each draft at its fastest, before anything is measured: how well round times are known differs
     # much between K, and the optimism of a choice is taken from errors that are alike
     best = predicted.best_of(lambda name: name.draft, setup.weights).evidence
-    share = FIRST_SHARE if len(_names(setup)) > 1 else 1.0
-    question = Question(best, engine.rule, "replayed", engine.name, share=share)
-    return answered([question], lambda _: None, weights=shares_of_sets(setup), seed=setup.seed)
-
-
-def _of_alone(setup: Setup) -> tuple[Answered, ...]:
-    """The answers of what replay does not know, by the measured pairs alone."""
-    made = list[Answered]()
-    for chosen in _measured_alone(setup):
-        made += _by_pairs(
-            setup,
-            chosen,
-            lambda pairs, name: evidence_from_pairs(pairs, GREEDY, name, None) if pairs else None,
-            leads=False,
-        )
-    return tuple(made)
+    share = FIRST_SHARE if len(asked_drafts(setup)) > 1 else 1.0
+    return answered(setup, [Question(best, engine.rule, "replayed", engine.name, share=share)])
 
 
 def _by_pairs(
-    setup: Setup,
-    chosen: ChosenK,
-    evidence_of: Callable[[Sequence[Pair], Candidate], Evidence | None],
-    *,
-    otherwise: Evidence | None = None,
-    leads: bool,
-) -> tuple[Answered, ...]:
-    """The answer by the pairs of a draft that is measured; empty while there are too few.
+    setup: Setup, chosen: ChosenK, predicted: Predicted | None = None, *, leads: bool = False
+) -> Question | None:
+    """The question on a measured draft; None while its pairs are too few.
 
-    Where its texts are not plain decoding's none of its times count, and the answer says that.
-
-    Args:
-        otherwise: the evidence without pairs.
-        leads: whether it is the first finalist; the others share what that leaves of the error.
+    Where its texts are not plain decoding's none of its times count. `predicted` is None of a draft
+    that replay does not know; the first finalist `leads`, the others share what it leaves of the
+    error.
     """
-    engine, draft = setup.engine, str(chosen.draft)
+    engine, ks, draft = setup.engine, setup.run.manifest.served_ks, str(chosen.draft)
     assert engine is not None
     served = served_texts(of_draft(setup, draft, chosen))
-    name = Candidate(draft, chosen.k or 0, chosen.p_min)
-    doubt = distrust(by_text([each for each in served.checks if each.result != "OPEN"]))
-    evidence = evidence_of(pairs_of(served.trials, GREEDY, name.k), name)
-    evidence = otherwise if evidence is None and doubt is not None else evidence
+    name, doubt = Candidate(draft, chosen.k or 0, chosen.p_min), served.distrusted
+    pairs = pairs_of(served.trials, GREEDY, name.k)
+    if predicted is None:
+        evidence = evidence_from_pairs(pairs, GREEDY, name, None) if pairs else None
+    else:
+        looks = look_shares(max(1, chosen.looks or (ks.made if ks else 0)))
+        evidence = _with_pairs(predicted, pairs, name, looks)
+        evidence = predicted.evidence if evidence is None and doubt is not None else evidence
     if evidence is None:
-        return ()
+        return None
     share = 1.0
-    if len(_names(setup)) > 1:
+    if len(asked_drafts(setup)) > 1:
         others = 1 + len(_measured_alone(setup))
         share = FIRST_SHARE if leads else (1.0 - FIRST_SHARE) / others
-    question = Question(evidence, engine.rule, "measured", engine.name, share=share)
-    return answered([question], lambda _: doubt, weights=shares_of_sets(setup), seed=setup.seed)
+    return Question(evidence, engine.rule, "measured", engine.name, share=share, doubt=doubt)
 
 
 def _with_pairs(
     predicted: Predicted, pairs: Sequence[Pair], name: Candidate, looks: tuple[float, ...]
 ) -> Evidence | None:
-    """Predicted evidence with the measured pairs of a candidate; None while there are too few.
-
-    The pairs alone, where rounds are not those that replay expects.
-    """
+    """Predicted evidence with measured pairs, or pairs alone if rounds differ; None if too few."""
     evidence = predicted.evidence
-    rows = {prompt: row for row, prompt in enumerate(evidence.names)}
-    pairs = [pair for pair in pairs if pair.name in rows]
-    if name not in evidence.candidates or len({each.name for each in pairs}) < MIN_MEASURED:
+    pairs = [pair for pair in pairs if pair.name in evidence.names]
+    measured = measured_pairs(pairs, predicted, name) if name in evidence.candidates else None
+    if measured is None:
         return None
     # After an end of text a server does not tell the rounds at a threshold
     counted = [pair for pair in pairs if all(t.rounds is not None for t in pair.drafted)]
-    check = check_of_pairs(counted, predicted.replays, name)
-    if counted and not rounds_as_replayed(check):
+    if counted and not rounds_as_replayed(counted, predicted.replays, name):
         return replace(evidence_from_pairs(pairs, GREEDY, name, None), looks=looks)
-    replayed = [rows[pair.name] for pair in pairs]
-    seconds, plain_s = (
-        np.array([sum(trial.decode_s or 0.0 for trial in side) for side in sides])
-        for sides in ([pair.drafted for pair in pairs], [pair.plain for pair in pairs])
-    )
-    # Next to what is predicted of the same prompts, a request's start included
-    costs = evidence.candidates[name].seconds[replayed], evidence.baseline.seconds[replayed]
-    timed = Pairs(tuple(pair.name for pair in pairs), seconds, costs[0], plain_s, costs[1])
-    return replace(evidence, named=name, pairs=timed, looks=looks)
+    return replace(evidence, named=name, pairs=measured, looks=looks)
 
 
 def analyse_served_audition(setup: Setup) -> Summary:
-    """Everything an audition on servers says, as far as what it stored allows."""
     if setup.engine is None:  # no server answered
         return Summary(run_facts(setup, ()), failures=failures(setup), caveats=(*of_setup(setup),))
     predicted = predicted_drafts(setup)
     made = _answered(setup, predicted)
-    answers = tuple(each for entry in made for each in (entry.workload, *entry.sets))
+    answers = tuple(each for entry in made for each in entry.answers)
     measured = [
         timed_server(served_texts(of_draft(setup, str(chosen.draft), chosen)))
         for chosen in (*_finalists(setup), *_measured_alone(setup))
@@ -430,7 +359,7 @@ def analyse_served_audition(setup: Setup) -> Summary:
     notes = setup.run.manifest.audition
     boards = _boards(setup, predicted, made)
     latencies = {} if predicted is None else dict(predicted.latencies)
-    names = _names(setup)
+    names = asked_drafts(setup)
     ranked = [row.draft for board in boards for row in board.rows if row.draft]
     lacking = tuple(name for name in names if name not in ranked)
     facts = run_facts(setup, results)
@@ -518,10 +447,7 @@ def _with_measured(
 def _results(
     setup: Setup, predicted: Predicted | None, measured: Sequence[TimedServer]
 ) -> Iterator[ResultRow]:
-    """Rows of what was measured, by prompt set, and of what is predicted of each draft and K.
-
-    Of a measured draft and K they are at its threshold, of others at their best.
-    """
+    """Measured rows, and predicted ones at the measured threshold of a draft and K, or the best."""
     for server in measured:
         yield from served_rows(server).measured
     if predicted is None:
@@ -534,7 +460,6 @@ def _results(
 
 
 def _memory(setup: Setup, predicted: Predicted | None) -> Iterator[DraftMemory]:
-    """The memory of each draft next to the target."""
     if predicted is None:
         return
     replays = predicted.replays

@@ -17,7 +17,7 @@ error of costs is the jackknife's over groups of prompts (Kott, "The delete-a-gr
 out together.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,7 +32,7 @@ from harness.analysis.request_times import (
 )
 from harness.engine_facts.spec import Counting
 from harness.records import RoundTiming
-from harness.stats.jackknife import Array, Variance, left_out_variance
+from harness.stats.jackknife import Array
 from harness.summary import ServedCosts
 from harness.theory.replay import Replayed, replay_texts
 from harness.theory.speedup import RoundTimes
@@ -45,10 +45,7 @@ Prompts = tuple[Hashable, ...]
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """The decoding seconds, rounds and prompts of n requests at one K.
-
-    `rounds` are [n, K + 1], by how many tokens they draft; those of K = 0 are plain tokens.
-    """
+    """Decoding seconds, prompts and rounds [n, K + 1] by drafted tokens (K = 0: plain) of one K."""
 
     seconds: Array
     rounds: Array
@@ -57,19 +54,12 @@ class Requests:
 
 @dataclass(frozen=True, eq=False)
 class TimedRequests:
-    """Requests from which costs are fitted.
+    """Requests from which costs are fitted."""
 
-    Attributes:
-        by_k: 0 for those that were decoded plainly.
-        net: whether another request was taken off each, so that a start may be below 0.
-        looked_up: whether the drafts come from a look-up, so that most rounds draft nothing.
-        fitted_at: numbers of drafted tokens at which times of rounds are fitted, none of them
-            shorter than that of fewer tokens; empty for the K of the requests.
-    """
-
-    by_k: Mapping[int, Requests]
-    net: bool = False
-    looked_up: bool = False
+    by_k: Mapping[int, Requests]  # 0 for those that were decoded plainly
+    net: bool = False  # whether another request was taken off each: a start may be below 0
+    looked_up: bool = False  # whether drafts come from a look-up: most rounds draft nothing
+    # Drafted tokens at which rounds' times are fitted, none shorter than of fewer; empty: the K
     fitted_at: tuple[int, ...] = ()
 
     def __add__(self, other: "TimedRequests") -> "TimedRequests":
@@ -84,35 +74,29 @@ class TimedRequests:
 
     def without_each_part(self) -> "list[TimedRequests]":
         """The requests without each of up to `PARTS` parts of their prompts."""
-        prompts = list(dict.fromkeys(prompt for k in self.by_k.values() for prompt in k.prompts))
-        return [self._without({*prompts[part::PARTS]}) for part in range(min(PARTS, len(prompts)))]
-
-    def _without(self, left_out: Collection[Hashable]) -> "TimedRequests":
-        by_k: dict[int, Requests] = {}
-        for k, each in self.by_k.items():
-            rows = [row for row, prompt in enumerate(each.prompts) if prompt not in left_out]
-            if rows:
-                prompts = tuple(each.prompts[row] for row in rows)
-                by_k[k] = Requests(each.seconds[rows], each.rounds[rows], prompts)
-        return replace(self, by_k=by_k)
+        every = list(dict.fromkeys(prompt for k in self.by_k.values() for prompt in k.prompts))
+        made: list[TimedRequests] = []
+        for part in range(min(PARTS, len(every))):
+            left_out, by_k = {*every[part::PARTS]}, dict[int, Requests]()
+            for k, each in self.by_k.items():
+                rows = [row for row, prompt in enumerate(each.prompts) if prompt not in left_out]
+                if rows:
+                    prompts = tuple(each.prompts[row] for row in rows)
+                    by_k[k] = Requests(each.seconds[rows], each.rounds[rows], prompts)
+            made.append(replace(self, by_k=by_k))
+        return made
 
 
 @dataclass(frozen=True)
 class ServerCosts:
-    """Costs of decoding on a server.
+    """Costs of decoding on a server."""
 
-    Attributes:
-        plain_start_s, start_s: of a request besides its rounds, plain and speculative.
-        times: of a plain token, and of a round that drafts n tokens.
-    """
-
-    plain_start_s: float
-    start_s: float
-    times: RoundTimes
+    plain_start_s: float  # of a plain request besides its tokens
+    start_s: float  # of a speculative one besides its rounds
+    times: RoundTimes  # of a plain token, and of a round that drafts n tokens
 
     @classmethod
     def of(cls, stored: ServedCosts) -> "ServerCosts":
-        """From what a run stores of them."""
         times = RoundTimes(stored.plain_s, tuple(sorted(stored.round_s.items())))
         return cls(stored.plain_start_s, stored.start_s, times)
 
@@ -131,24 +115,8 @@ class ServerCosts:
         return float(plain_s.sum() / self.speculative_s(counts, requests).sum())
 
 
-def speedup_variance(timed: TimedRequests, tokens: Array, counts: Replayed) -> Variance | None:
-    """The variance that costs' error gives the logarithm of a predicted speedup, by the jackknife.
-
-    `tokens` and `counts` are the plain tokens and the rounds of the texts that are predicted. None
-    where the costs rest on too few prompts to do without some.
-    """
-    fits = left_out_costs(timed, counts.k)
-    if not fits:
-        return None
-    logs = [np.log(fit.speedup(tokens, counts)) for fit in fits]
-    return left_out_variance(np.array(logs), np.ones(len(logs)))
-
-
 def left_out_costs(timed: TimedRequests, k: int) -> list[ServerCosts]:
-    """The costs without each part of the prompts, for rounds of up to k tokens.
-
-    Empty where they rest on too few prompts to do without some.
-    """
+    """The costs without each part of the prompts, up to K = k; empty where prompts are too few."""
     fits = [fit_costs(others) for others in timed.without_each_part()]
     known = [fit for fit in fits if fit is not None and fit.times.covers(k)]
     return known if 1 < len(fits) == len(known) else []
@@ -172,19 +140,11 @@ def fit_costs(timed: TimedRequests) -> ServerCosts | None:
 def _fit_rounds(
     plain_s: float, requests: Mapping[int, Requests], timed: TimedRequests
 ) -> tuple[float, RoundTimes] | None:
-    """Fit what a start and rounds cost.
+    """Fit what a start and rounds cost; None where a token or a round would cost nothing.
 
     Where another request was taken off each (`net`), a start may be below 0, but with the cheapest
     round is not. Where drafts are looked up, a round that drafts nothing has a time of its own, and
-    is no plain token.
-
-    Args:
-        plain_s: of a plain token.
-        requests: by K, ascending.
-        timed: these and plain ones.
-
-    Returns:
-        None where a token or a round would cost nothing.
+    is no plain token. `requests` are by K, ascending.
     """
     net = timed.net
     ks = sorted({*(timed.fitted_at or requests)} | ({0} if timed.looked_up else set[int]()))
@@ -226,14 +186,7 @@ def shares_of_rounds(times: RoundTimes, k: int) -> Array:
 def timed_rounds(
     timings: Sequence[RoundTiming], counting: Counting, settle: Settle = undisturbed
 ) -> TimedRequests | None:
-    """Requests of servers that were told to reject every draft, and plain ones; None without any.
-
-    Args:
-        timings: of one draft and temperature, in the order in which they were stored; each round
-            emitted one token.
-        counting: of the engine; tells how many tokens each round drafted.
-        settle: a request's time over its visits.
-    """
+    """Requests of servers that reject every draft, and plain ones, of one draft and temperature."""
     visits: dict[tuple[int, int, int, bool], list[Visit]] = {}
     for place, t in enumerate(timings):
         shortened = t.k > 0 and t.drafted not in (None, t.k * t.rounds)

@@ -24,7 +24,6 @@ from harness.analysis.lossless import by_text, voiding
 from harness.analysis.server_texts import ServedTexts, Texts
 from harness.engine_facts.engines import spec_of
 from harness.records import GREEDY, Rule, Trial, grouped, where
-from harness.stats.jackknife import Array
 from harness.summary import Caveat, ServedGate, TextLikelihood
 
 # Beyond so many standard deviations texts, or rounds, are not what they should be
@@ -57,10 +56,7 @@ def failed_gates(made: Iterable[ServedGate]) -> tuple[ServedGate, ...]:
 
 
 def replay_holds(made: Iterable[ServedGate], temperature: float) -> bool:
-    """True where replay tells the rounds at a temperature, for the server is lossless there.
-
-    Greedy texts that differ from plain decoding's are left out one by one.
-    """
+    """True where the server is lossless at a temperature; greedy texts are left out one by one."""
     failed = {gate.temperature for gate in failed_gates(made)}
     return temperature == GREEDY or temperature not in failed
 
@@ -124,31 +120,36 @@ def _with_rounds(run: ServedTexts, gate: ServedGate, texts: Texts, rule: Rule) -
     texts = Texts(tuple(pair for pair in texts.pairs if pair[0].rounds is not None))
     if not texts.pairs:
         return gate
-    rounds = np.array([trial.rounds for trial in texts.trials], dtype=np.float64)
-    expected, variance = run.rounds_expected(texts, gate.k, rule)
-    gate = replace(
-        gate,
-        replayed_texts=len(texts.pairs),
-        rounds=float(rounds.sum()),
-        expected_rounds=float(expected.sum()),
-    )
-    gaps = rounds - expected
-    if variance.any():
-        gate = replace(gate, rounds_z=_z(gaps.sum(), variance.sum()))
-    else:
-        gate = replace(gate, equal_rounds=int(np.isclose(gaps, 0.0).sum()))
-        drafted = [trial.drafted for trial in texts.trials]
-        if None not in drafted:
-            equal = np.isclose(np.array(drafted, float), run.replayed(texts, gate.k).drafted)
-            gate = replace(gate, equal_drafted=int(equal.sum()))
+    gate = _replayed(run, gate, texts, rule)
+    drafted = [trial.drafted for trial in texts.trials]
+    if gate.rounds_z is None and None not in drafted:
+        equal = np.isclose(np.array(drafted, float), run.replayed(texts, gate.k).drafted)
+        gate = replace(gate, equal_drafted=int(equal.sum()))
     # Other rules compare the draft's probabilities with the target's, which files are not asked for
     scored = not any(np.isnan(trace.target_logprob).any() for trace in texts.traces)
     if _rounds_differ(gate) and gate.temperature != GREEDY and scored:
         for other in SERVED_RULES:
-            known = other != rule and other in spec_of(run.engine.name).rules
-            if known and _rounds_fit(run, texts, gate.k, rounds, other):
-                gate = replace(gate, other_rule=other)
+            if other != rule and other in spec_of(run.engine.name).rules:
+                found = _replayed(run, gate, texts, other)
+                equal = found.equal_rounds == found.replayed_texts
+                if equal if found.rounds_z is None else abs(found.rounds_z) < FITS:
+                    gate = replace(gate, other_rule=other)
     return gate
+
+
+def _replayed(run: ServedTexts, gate: ServedGate, texts: Texts, rule: Rule) -> ServedGate:
+    """The gate with the rounds of texts next to a rule's replay, which may be certain of them."""
+    rounds = np.array([trial.rounds for trial in texts.trials], dtype=np.float64)
+    expected, variance = run.rounds_expected(texts, gate.k, rule)
+    gaps, certain = rounds - expected, not variance.any()
+    return replace(
+        gate,
+        replayed_texts=len(texts.pairs),
+        rounds=float(rounds.sum()),
+        expected_rounds=float(expected.sum()),
+        rounds_z=None if certain else float(gaps.sum() / math.sqrt(variance.sum())),
+        equal_rounds=int(np.isclose(gaps, 0.0).sum()) if certain else None,
+    )
 
 
 def _rounds_differ(gate: ServedGate) -> bool:
@@ -158,17 +159,6 @@ def _rounds_differ(gate: ServedGate) -> bool:
     # Kernels for a batch and for a token decide near ties apart
     compared = (1.0 - NEAR_TIES) * (gate.replayed_texts or 0)
     return gate.equal_rounds is not None and gate.equal_rounds < compared
-
-
-def _rounds_fit(run: ServedTexts, texts: Texts, k: int, rounds: Array, rule: Rule) -> bool:
-    expected, variance = run.rounds_expected(texts, k, rule)
-    if not variance.any():
-        return bool(np.isclose(rounds, expected).all())
-    return abs(_z((rounds - expected).sum(), variance.sum())) < FITS
-
-
-def _z(difference: float, variance: float) -> float:
-    return float(difference / math.sqrt(variance))
 
 
 # ---- sampled texts -------------------------------------------------------------------------------
@@ -233,10 +223,7 @@ def _difference_z(test: TextLikelihood, plain: TextLikelihood) -> float:
 
 
 def _repeats(trials: Sequence[Trial], nats_per_token: float) -> bool:
-    """True where all visits of a prompt returned one text, with a chance as small as the gate's.
-
-    Another draw of a text is the same one with the text's own probability.
-    """
+    """True where all visits returned one text, which another draw is by the text's probability."""
     by_prompt = grouped(trials, lambda trial: (trial.prompt_set, trial.prompt))
     texts = [[trial.tokens or () for trial in visits] for visits in by_prompt.values()]
     repeated = sum(len(text) for visits in texts for text in visits[1:])

@@ -7,47 +7,53 @@ on all prompts is predicted from rounds that few requests priced, or that lie on
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from harness.analysis.cells import (
-    PromptId,
+    Gap,
+    PredictionError,
     completed,
     few_visits_error,
     measured_rows,
     paired_sums,
-    prompts_of,
+    prediction_errors,
     with_counts,
     with_times,
 )
-from harness.analysis.predicted import evidence_of
-from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
-from harness.analysis.replayed import Replays, by_prompt
-from harness.analysis.round_costs import (
-    Latency,
-    ServedTimes,
-    latency_row,
-    near,
-)
+from harness.analysis.engine_costs import nearest
+from harness.analysis.predicted import Predicted, evidence_of, gap_of, speedups
+from harness.analysis.replayed import by_prompt
+from harness.analysis.round_costs import Latency, ServedTimes, latency_row, near
 from harness.analysis.server_costs import (
     Requests,
     ServerCosts,
     TimedRequests,
     fit_costs,
     left_out_costs,
-    speedup_variance,
     timed_rounds,
 )
-from harness.analysis.server_lossless import gates, replay_holds
-from harness.analysis.server_texts import ServedTexts, Texts
+from harness.analysis.server_lossless import failed_gates, gates, replay_holds
+from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup, p_min_of
 from harness.analysis.verdict import Candidate, Evidence
+from harness.command_words import as_typed
 from harness.engine_facts.draft_kinds import looks_up
-from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped, where
-from harness.stats.jackknife import Array, Variance, exponential, joined, log_speedup
+from harness.records import (
+    GREEDY,
+    Cell,
+    LatencyRow,
+    ResultRow,
+    RoundTiming,
+    UserError,
+    grouped,
+    where,
+)
+from harness.storage import StoredRun
+from harness.storage.manifest import CostsAt, EngineCosts, ModelEntry
 from harness.summary import NotPredicted, RoundSummary, ServedCosts, ServedGate
 
 
@@ -61,25 +67,18 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class TimedServer:
-    """A server run with what decoding costs there.
-
-    Attributes:
-        ks: above 0, whose rounds were timed, if on a few prompts; ascending.
-        fits: by temperature and prompt set, of requests that are not of this set; of all, if None.
-            Only those that tell costs.
-        without: by temperature, the costs by requests of all sets, without each part of their
-            prompts; empty where they rest on too few prompts to do without some.
-    """
+    """A server run with what decoding costs there."""
 
     texts: ServedTexts
     gates: tuple[ServedGate, ...]
-    ks: tuple[int, ...]
+    ks: tuple[int, ...]  # above 0, whose rounds were timed, if on a few prompts; ascending
+    # By temperature and prompt set, of the other sets, or all if None; only those that tell costs
     fits: Mapping[tuple[float, str | None], Fit]
+    # By temperature, costs of all sets without each part of their prompts; empty of too few prompts
     without: Mapping[float, Sequence[ServerCosts]]
 
     @property
     def setup(self) -> Setup:
-        """The run's."""
         return self.texts.setup
 
     @property
@@ -96,27 +95,13 @@ class TimedServer:
         costs = self.costs(temperature)
         return () if costs is None else tuple(k for k, _ in costs.times.round_s if k)
 
-    @property
-    def asked_ks(self) -> tuple[int, ...]:
-        """The K above 0 that the run is of, ascending; of one that measures all, those it has."""
-        chosen = self.setup.run.manifest.served_ks
-        return tuple(sorted({*self.setup.ks})) if chosen and chosen.chosen else self.texts.ks
-
     def latency(self, temperature: float) -> Latency | None:
         """The latency by requests of all sets."""
         costs = self.costs(temperature)
         if costs is None:
             return None
-        times = ServedTimes(
-            engine=self.texts.engine.name,
-            run=str(self.setup.run.folder),
-            temperature=temperature,
-            visits=len({trial.repetition for trial in self.texts.trials}),
-            basis="measured",
-            costs=costs,
-            without=tuple(self.without[temperature]) or (costs, costs),
-        )
-        return Latency(costs.times, served=times)
+        without = self.without[temperature] or (costs, costs)
+        return served_latency(self.texts, temperature, costs, without)
 
     @property
     def not_predicted(self) -> NotPredicted | None:
@@ -124,7 +109,7 @@ class TimedServer:
         texts = self.texts
         if texts.counting is None or texts.engine.rule is None:
             return "no_counting"
-        if not texts.scored:
+        if not self.setup.run.traces:
             return "no_texts" if self.setup.run.config.get("score") else "no_weights"
         if not any(replay_holds(self.gates, at) for at in texts.temperatures):
             return "not_lossless"
@@ -141,6 +126,22 @@ class TimedServer:
             len(texts.sets_at(at)) > 1 or _rounds_near(self.setup, at) for at in texts.temperatures
         )
         return "costs_untold" if several else "no_costs"
+
+
+def served_latency(
+    texts: ServedTexts, temperature: float, costs: ServerCosts, without: Sequence[ServerCosts]
+) -> Latency:
+    """The latency at a server's costs, with those `without` each part of their prompts."""
+    times = ServedTimes(
+        engine=texts.engine.name,
+        run=str(texts.setup.run.folder),
+        temperature=temperature,
+        visits=len({trial.repetition for trial in texts.trials}),
+        basis="measured",
+        costs=costs,
+        without=tuple(without),
+    )
+    return Latency(costs.times, served=times)
 
 
 def timed_server(texts: ServedTexts) -> TimedServer:
@@ -163,10 +164,7 @@ def timed_server(texts: ServedTexts) -> TimedServer:
 def _timed_requests(
     texts: ServedTexts, ks: Sequence[int], temperature: float, prompt_set: str | None
 ) -> TimedRequests | None:
-    """The requests of other prompt sets, and of servers that were told to reject every draft.
-
-    The latter are of all sets. None where there are none.
-    """
+    """Requests of other sets, with those that reject every draft, of all sets; None without any."""
     rejected = None
     timings = _rounds_near(texts.setup, temperature)
     if texts.counting is not None and timings:
@@ -215,7 +213,6 @@ def _rounds_near(setup: Setup, temperature: float) -> list[RoundTiming]:
 
 
 def recorded(server: TimedServer, temperature: float, costs: ServerCosts) -> ServedCosts:
-    """Costs at a temperature, as they are stored."""
     return ServedCosts(
         temperature=temperature,
         source="synthetic" if _rounds_near(server.setup, temperature) else "other_sets",
@@ -227,7 +224,6 @@ def recorded(server: TimedServer, temperature: float, costs: ServerCosts) -> Ser
 
 
 def round_summaries(server: TimedServer) -> Iterator[RoundSummary]:
-    """R(0) and R(K) of the server, by temperature."""
     for temperature in server.texts.temperatures:
         latency = server.latency(temperature)
         if latency is not None:
@@ -235,10 +231,7 @@ def round_summaries(server: TimedServer) -> Iterator[RoundSummary]:
 
 
 def request_rows(server: TimedServer) -> Iterator[LatencyRow]:
-    """Rows of latency.csv: prefills by length, then a plain token, and a round, of each request.
-
-    Prefills are the plain server's, over visits; of a request its start is taken off.
-    """
+    """Rows of latency.csv: plain prefills by length, a plain token, and a round, without starts."""
     texts, setup = server.texts, server.setup
     by_length: dict[int, list[float]] = {}
     for t in where(completed(texts.trials), k=0):
@@ -266,31 +259,23 @@ def request_rows(server: TimedServer) -> Iterator[LatencyRow]:
 
 @dataclass(frozen=True, eq=False)
 class ServedRows:
-    """Rows of results.csv of requests sent one at a time.
+    """Rows of results.csv of requests sent one at a time."""
 
-    Attributes:
-        measured: one per cell; visits that it lacks show in its status.
-        predicted: of each of these, by other requests; None where nothing is.
-        unmeasured: of the cells of every priced K that another one was chosen over.
-        errors: by temperature, how far what was measured is from what is predicted.
-    """
-
-    measured: Sequence[ResultRow]
-    predicted: Sequence[ResultRow | None]
-    unmeasured: Sequence[ResultRow]
-    errors: Mapping[float, PredictionError]
+    measured: Sequence[ResultRow]  # one per cell; visits that it lacks show in its status
+    predicted: Sequence[ResultRow | None]  # of each of these, by other requests
+    unmeasured: Sequence[ResultRow]  # cells of every priced K that another one was chosen over
+    errors: Mapping[float, PredictionError]  # by temperature
 
 
 def served_rows(server: TimedServer) -> ServedRows:
-    """Every cell as it was measured, and as it is predicted."""
     measured = _measured(server)
     predicted = [_predicted_cell(server, row) for row in measured]
     errors = _errors(server.texts, [made for made in predicted if made is not None])
     return ServedRows(
         measured,
-        [made and made.with_interval(errors) for made in predicted],
+        [made and _with_interval(made, errors) for made in predicted],
         [
-            made.with_interval(errors)
+            _with_interval(made, errors)
             for row in measured
             if row.k == 0 and row.temperature is not None
             if server.texts.chosen_k(row.temperature) is not None
@@ -324,64 +309,43 @@ def _measured(server: TimedServer) -> list[ResultRow]:
     return made
 
 
-def _errors(texts: ServedTexts, predicted: "Sequence[_Prediction]") -> dict[float, PredictionError]:
+# A cell's row without an interval, and of what costs are known well enough their evidence
+_PredictedCell = tuple[ResultRow, Evidence | None]
+
+
+def _errors(
+    texts: ServedTexts, predicted: Sequence[_PredictedCell]
+) -> dict[float, PredictionError]:
     cells = grouped(completed(texts.settled), lambda trial: trial.cell_key)
     gaps: dict[Cell, Gap | None] = {}
-    for made in predicted:
-        if made.row.k:
-            cell = _cell(made.row)
+    for row, evidence in predicted:
+        if evidence is not None:
+            cell = _cell(row)
             sums = paired_sums(cells.get(cell, []), cells.get(replace(cell, k=0), []))
-            gaps[cell] = made.costs and Gap.of(made.sums, sums, made.costs)
+            gaps[cell] = gap_of(evidence, sums)
     return prediction_errors(gaps)
 
 
-def plain_texts(texts: ServedTexts, row: ResultRow) -> Texts:
-    """The plain server's texts of a cell's prompts."""
-    cell = _cell(row)
-    return texts.texts(texts.settled, 0, cell.temperature).of([cell.prompt_set])
+def _with_interval(made: _PredictedCell, errors: Mapping[float, PredictionError]) -> ResultRow:
+    """The row with its interval over other prompts and requests, with the predictions' `errors`."""
+    row, evidence = made
+    if evidence is None:
+        return row
+    (gain,) = speedups(evidence, error=errors.get(evidence.temperature)).values()
+    return replace(row, speedup_lo=gain.lo, speedup_hi=gain.hi)
 
 
-@dataclass(frozen=True, eq=False)
-class _Prediction:
-    """The prediction of a cell by other requests.
-
-    Attributes:
-        row: without an interval.
-        sums: [4] of each prompt, as `paired_sums` has them; none of plain decoding.
-        costs: the error of what tokens and rounds cost; None where too few prompts tell it.
-    """
-
-    row: ResultRow
-    sums: Mapping[PromptId, Array] = field(default_factory=dict[PromptId, Array])
-    costs: Variance | None = None
-
-    def with_interval(self, errors: Mapping[float, PredictionError]) -> ResultRow:
-        """The row with an interval over other prompts, and others whose requests tell costs.
-
-        By temperature, `errors` are those of all predictions.
-        """
-        if self.costs is None:
-            return self.row
-        error = errors.get(self.row.temperature or 0.0)
-        shared = joined([self.costs] if error is None else [self.costs, error.variance])
-        log = log_speedup(*np.array([*self.sums.values()]).T)
-        interval = exponential(log.interval(shared, skew=True))
-        if interval is None:
-            return self.row
-        return replace(self.row, speedup_lo=interval.lo, speedup_hi=interval.hi)
-
-
-def _predicted_cell(server: TimedServer, row: ResultRow) -> _Prediction | None:
-    temperature = row.temperature
-    if server.not_predicted is not None or temperature is None or row.new_tokens is None:
+def _predicted_cell(server: TimedServer, row: ResultRow) -> _PredictedCell | None:
+    temperature, served, rule = row.temperature, server.texts, server.texts.engine.rule
+    if server.not_predicted or temperature is None or row.new_tokens is None or rule is None:
         return None
     # Of a K that is not measured there is no cell that its prediction should not have seen
-    measured = row.k in (0, *server.texts.ks_at(temperature))
+    measured = row.k in (0, *served.ks_at(temperature))
     fit = server.fits.get((temperature, row.prompt_set if measured else None))
-    texts = plain_texts(server.texts, row)
+    texts = served.texts(served.settled, 0, temperature).of([row.prompt_set or ""])
     if fit is None or not texts.trials:
         return None
-    costs, plain_s = fit.costs, fit.costs.plain_s(texts.tokens)
+    costs = fit.costs
     made = ResultRow(
         model=row.model,
         draft=row.draft,
@@ -390,31 +354,30 @@ def _predicted_cell(server: TimedServer, row: ResultRow) -> _Prediction | None:
         k=row.k,
         source="replayed",
         prompts=len({trial.conversation for trial in texts.trials}),
-        engine=server.texts.engine.name,
+        engine=served.engine.name,
         status=row.status,
         error=row.error,
     )
     if row.k == 0:
-        return _Prediction(replace(with_times(made, plain_s, texts.tokens), speedup=1.0))
+        made = with_times(made, costs.plain_s(texts.tokens), texts.tokens)
+        return replace(made, speedup=1.0), None
     if not costs.times.covers(row.k):
         return None
-    counts = server.texts.replayed(texts, row.k)
-    seconds = costs.speculative_s(counts)
+    counts = served.replayed(texts, row.k)
     # No prediction: what a round costs here, by the requests of this cell too
     every = server.costs(temperature) or costs
     made = replace(
-        with_counts(with_times(made, seconds, texts.tokens), counts),
-        rule=server.texts.engine.rule,
+        with_counts(with_times(made, costs.speculative_s(counts), texts.tokens), counts),
+        rule=rule,
         speedup=costs.speedup(texts.tokens, counts),
         breakeven_alpha=every.times.break_even_alpha(row.k),
     )
-    names, rows = prompts_of(texts.trials)
-    before, after, tokens = (
-        np.bincount(rows, each).astype(np.float64) for each in (plain_s, seconds, texts.tokens)
-    )
-    sums = np.stack([before, tokens, after, tokens], axis=1)
-    error = speedup_variance(fit.requests, texts.tokens, counts)
-    return _Prediction(made, dict(zip(names, sums, strict=True)), error)
+    without = left_out_costs(fit.requests, row.k)
+    if not without:
+        return made, None
+    draft = server.setup.draft
+    replays = by_prompt(texts.traces, rule, {Candidate(draft, row.k): counts}, frozenset())
+    return made, evidence_of(replays, {draft: served_latency(served, temperature, costs, without)})
 
 
 def _cell(row: ResultRow) -> Cell:
@@ -425,35 +388,128 @@ def _cell(row: ResultRow) -> Cell:
 # ---- every K on the whole workload ---------------------------------------------------------------
 
 
-def predicted_evidence(server: TimedServer, temperature: float) -> Evidence | None:
-    """Predicted seconds of every priced K, by replay of the plain texts; None without any."""
-    latency = server.latency(temperature)
-    replays = plain_replays(server, temperature, server.priced_at(temperature))
-    if latency is None or replays is None:
-        return None
-    return evidence_of(replays, {server.setup.draft: latency})
-
-
-def predicted_speedups(server: TimedServer, temperature: float) -> dict[int, float]:
-    """The predicted speedup of every priced K on the workload; empty without replay."""
-    evidence = predicted_evidence(server, temperature)
-    speedups = {} if evidence is None else evidence.speedups(server.setup.weights)
-    return {name.k: speedup for name, speedup in speedups.items()}
-
-
-def plain_replays(server: TimedServer, temperature: float, ks: Sequence[int]) -> Replays | None:
-    """The plain server's texts at some K.
-
-    Of prompts that were asked for few tokens of every K alone, those.
-    """
+def predicted_at(server: TimedServer, temperature: float) -> Predicted | None:
+    """Every priced K by replay of the plain texts; of probes where prompts have no others."""
     served, rule, draft = server.texts, server.texts.engine.rule, server.setup.draft
+    latency, ks = server.latency(temperature), server.priced_at(temperature)
     plain = where(served.settled, k=0)
     asked = {(t.prompt_set, t.prompt, t.temperature) for t in completed(plain)}
     few = where(completed(served.probes), k=0)
     plain += [t for t in few if (t.prompt_set, t.prompt, t.temperature) not in asked]
     texts = served.texts(plain, 0, temperature)
-    if rule is None or not ks or not texts.trials:
+    if latency is None or rule is None or not ks or not texts.trials:
         return None
     counts = {Candidate(draft, k): served.replayed(texts, k) for k in ks}
     lookups = frozenset([draft] if texts.traces[0].chosen else [])
-    return by_prompt(texts.traces, rule, counts, lookups)
+    return Predicted(by_prompt(texts.traces, rule, counts, lookups), {draft: latency})
+
+
+def predicted_speedups(server: TimedServer, temperature: float) -> dict[int, float]:
+    """The predicted speedup of every priced K on the workload; empty without replay."""
+    predicted = predicted_at(server, temperature)
+    speedups = {} if predicted is None else predicted.evidence.speedups(server.setup.weights)
+    return {name.k: speedup for name, speedup in speedups.items()}
+
+
+# ---- costs of a run, as others use them to price drafts ------------------------------------------
+
+
+def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -> EngineCosts:
+    """The costs on the engine of a server run, to price rounds of `ks` at `temperatures`.
+
+    Raises UserError where it timed too little, does not say how its engine accepts or counts, or
+    that engine is not lossless there.
+    """
+    setup, key = Setup(run), as_typed("latency_from", run.folder)
+    if setup.engine is None or not run.trials:
+        raise UserError(f"{key}: no request of that run was answered; name another one")
+    texts, engine = served_texts(setup), setup.engine
+    if engine.rule is None or texts.counting is None:
+        raise UserError(
+            f"{key}: {engine.name} does not say how it accepts drafts and counts rounds, so none"
+            " can be predicted there"
+        )
+    server = timed_server(texts)
+    at = tuple(_costs_at(server))
+    if not at and not failed_gates(server.gates):
+        raise UserError(
+            f"{key}: it has too few requests to tell what a round costs there, and how well that"
+            " is known; name a run with more prompts"
+        )
+    draft, conf = setup.described_draft(setup.draft).entries, setup.conf("draft")
+    identity = {"id": conf.get("id"), "kind": conf.get("kind") or "model"}
+    target_id = setup.conf("model").get("id")
+    costs = EngineCosts(
+        run=str(run.folder),
+        engine=replace(engine, commands=()),
+        device=setup.environment.device_name if engine.started else None,
+        visits=len({trial.repetition for trial in texts.trials}),
+        target=ModelEntry.of({"name": setup.model, **setup.target.entries, "id": target_id}),
+        draft=ModelEntry.of({"name": setup.draft, **draft, **identity}),
+        bytes_factor=_bytes_factor(setup),
+        at=at,
+    )
+    problems = [*_not_timed(costs, server, temperatures, ks)]
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
+    return costs
+
+
+def _not_timed(
+    costs: EngineCosts, server: TimedServer, temperatures: Sequence[float], ks: Sequence[int]
+) -> Iterator[str]:
+    """A line for each asked temperature or K whose costs the run does not tell."""
+    key, most = as_typed("latency_from", costs.run), max(ks, default=0)
+    for temperature in temperatures:
+        unlike = _changes_texts(server, temperature)
+        if unlike is not None:
+            yield (
+                f"{key}: at temperature={unlike:g} that server's texts are not plain decoding's;"
+                " leave the temperature out, or name another run"
+            )
+            continue
+        try:
+            timed = nearest(costs, temperature)
+        except UserError as error:
+            yield from error.lines
+            continue
+        known = sorted(k for k in timed.costs.round_s if k)
+        if most > max(known):
+            yield (
+                f"{key}: rounds of K = {', '.join(map(str, known))} were timed there, not of"
+                f" K = {most}; give k=[{','.join(map(str, known))}]"
+            )
+
+
+def _costs_at(server: TimedServer) -> Iterator[CostsAt]:
+    """By temperature, where how well they are known can be told."""
+    errors = served_rows(server).errors
+    for temperature, costs in server.costs_by_temperature.items():
+        if server.without[temperature]:
+            every = (costs, *server.without[temperature])
+            stored, *without = (recorded(server, temperature, each) for each in every)
+            at = CostsAt(stored, tuple(without))
+            if temperature in errors:
+                error = errors[temperature].variance
+                at = replace(at, error=float(error.value), error_degrees=float(error.degrees))
+            yield at
+
+
+def _changes_texts(server: TimedServer, temperature: float) -> float | None:
+    """The nearest temperature that was measured, where the server changes texts at it."""
+    known = server.texts.temperatures
+    alike = [each for each in known if (each > GREEDY) == (temperature > GREEDY)]
+    nearest = min(alike, key=lambda each: abs(each - temperature), default=GREEDY)
+    return nearest if where(failed_gates(server.gates), temperature=nearest) else None
+
+
+def _bytes_factor(setup: Setup) -> float:
+    assert setup.engine is not None
+    served = {each.k: each.weights_bytes or 0 for each in setup.engine.commands}
+    of_target = served.get(0, 0)
+    of_draft = max(served.values(), default=0) - of_target
+    loaded = setup.target.weights_bytes or 0
+    loaded_draft = setup.described_draft(setup.draft).weights_bytes or 0
+    if 0 in (of_target, loaded, loaded_draft) or of_draft <= 0:
+        return 1.0
+    return (of_draft / of_target) / (loaded_draft / loaded)

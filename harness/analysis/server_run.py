@@ -19,27 +19,20 @@ from itertools import pairwise
 import numpy as np
 
 from harness.analysis.answers import Answered, Question, answered
-from harness.analysis.batch_schedule import (
-    LoadResults,
-    analyse_loads,
-    disturbed,
-)
+from harness.analysis.batch_schedule import LoadResults, analyse_loads, disturbed
 from harness.analysis.caveats import of_setup, servers
 from harness.analysis.caveats.prompts import k_at_edge
 from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
 from harness.analysis.caveats.timing import predictions_off
 from harness.analysis.cells import completed, ratio, telling_rounds
-from harness.analysis.device import kv_bytes_per_token, model_bytes
-from harness.analysis.failures import failures
-from harness.analysis.lossless import by_text, distrust
+from harness.analysis.lossless import by_text, failures
 from harness.analysis.predicted import evidence_of
 from harness.analysis.request_times import with_enough_visits
 from harness.analysis.server_lossless import failed_gates, gate_caveats, replay_holds
 from harness.analysis.server_predictions import (
     ServedRows,
     TimedServer,
-    plain_replays,
-    predicted_evidence,
+    predicted_at,
     recorded,
     request_rows,
     round_summaries,
@@ -47,7 +40,14 @@ from harness.analysis.server_predictions import (
     timed_server,
 )
 from harness.analysis.server_texts import ServedTexts, served_texts
-from harness.analysis.setup import Setup, p_min_of, request_weights, run_facts, shares_of_sets
+from harness.analysis.setup import (
+    Setup,
+    kv_bytes_per_token,
+    model_bytes,
+    p_min_of,
+    request_weights,
+    run_facts,
+)
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.analysis.waits import one_by_one, under_load
@@ -73,23 +73,16 @@ from harness.summary import (
 
 @dataclass(frozen=True, eq=False)
 class ServedRun:
-    """Everything that follows from a server run's texts and times, decided.
-
-    Attributes:
-        loads: what the server took under load.
-        unstable: the measured cells that cannot be right.
-        answered: every question, by temperature.
-    """
+    """Everything that follows from a server run's texts and times, decided."""
 
     server: TimedServer
     rows: ServedRows
     loads: LoadResults
-    unstable: tuple[Unstable, ...]
-    answered: tuple[Answered, ...]
+    unstable: tuple[Unstable, ...]  # measured cells that cannot be right
+    answered: tuple[Answered, ...]  # by temperature
 
     @property
     def workloads(self) -> list[Answer]:
-        """The answers on the whole workload, by temperature."""
         return [each.workload for each in self.answered]
 
 
@@ -108,17 +101,11 @@ def served_run(setup: Setup) -> ServedRun:
         texts.visits_asked,
         setup.weights,
     )
-    decided = answered(
-        [*_questions(server)],
-        lambda question: _doubt(server, unstable, question),
-        weights=shares_of_sets(setup),
-        seed=setup.seed,
-    )
+    decided = answered(setup, [*_questions(server, unstable)])
     return ServedRun(server, rows, loads, unstable, decided)
 
 
 def analyse_served(setup: Setup) -> Summary:
-    """Everything a server run says, as far as what it stored allows."""
     if setup.engine is None:  # no server answered
         return Summary(run_facts(setup, ()), failures=failures(setup), caveats=(*of_setup(setup),))
     run = served_run(setup)
@@ -129,7 +116,7 @@ def analyse_served(setup: Setup) -> Summary:
         *rows.unmeasured,
         *run.loads.rows,
     )
-    answers = tuple(each for entry in run.answered for each in (entry.workload, *entry.sets))
+    answers = tuple(each for entry in run.answered for each in entry.answers)
     latencies = _latencies(run)
     return Summary(
         run=run_facts(setup, results),
@@ -154,54 +141,57 @@ def analyse_served(setup: Setup) -> Summary:
 # ---- questions, and the evidence for them --------------------------------------------------------
 
 
-def _questions(server: TimedServer) -> Iterator[Question]:
+def _questions(server: TimedServer, unstable: Sequence[Unstable]) -> Iterator[Question]:
     texts = server.texts
     engine, p_min = texts.engine, p_min_of(server.setup)
     if texts.trials and all(trial.k for trial in texts.trials):  # records of no plain server
         return
     for temperature in texts.temperatures:
         done = where(completed(texts.settled), temperature=temperature)
+        doubt = _doubt(server, unstable, temperature)
         if not any(trial.k for trial in done):  # a run that ended before it measured any K
-            evidence = predicted_evidence(server, temperature)
-            if evidence is not None:
-                yield Question(evidence, engine.rule, "replayed", engine.name, p_min=p_min)
+            predicted = predicted_at(server, temperature)
+            if predicted is not None:
+                evidence = predicted.evidence
+                yield Question(
+                    evidence, engine.rule, "replayed", engine.name, p_min=p_min, doubt=doubt
+                )
                 continue
         if any(trial.decode_s is None for trial in done):  # records without a time of decoding
             continue
-        lacking = {
-            k: fewest_visits(texts, temperature, k) for k in _answered_ks(texts, temperature)
-        }
+        ks, lacking = _answered_ks(texts, temperature), _fewest_visits(texts, temperature)
         yield Question(
-            _chosen_evidence(server, temperature) or _at_looks(server, temperature),
+            _chosen_evidence(server, temperature)
+            or replace(measured_evidence(server, temperature), looks=_looks(server, temperature)),
             engine.rule,
             "measured",
             engine.name,
-            visits={k: visits for k, visits in lacking.items() if visits and visits.timed},
+            visits={k: lacking[k] for k in ks if k in lacking and lacking[k].timed},
             p_min=p_min,
+            doubt=doubt,
         )
 
 
-def fewest_visits(texts: ServedTexts, temperature: float, k: int) -> Visits | None:
-    """The fewest visits of a K on any prompt set; None where it has all."""
-    cells = (Cell(name, temperature, k) for name in texts.sets_at(temperature))
-    known = [lacking for cell in cells if (lacking := texts.visits_lacking(cell)) is not None]
-    return min(known, key=lambda visits: visits.timed, default=None)
+def _fewest_visits(texts: ServedTexts, temperature: float) -> dict[int, Visits]:
+    """By K that lacks visits, the fewest on any prompt set."""
+    fewest: dict[int, Visits] = {}
+    for k in texts.ks_at(temperature):
+        cells = (Cell(name, temperature, k) for name in texts.sets_at(temperature))
+        known = [lacking for cell in cells if (lacking := texts.visits_lacking(cell)) is not None]
+        if known:
+            fewest[k] = min(known, key=lambda visits: visits.timed)
+    return fewest
 
 
 def _answered_ks(texts: ServedTexts, temperature: float) -> list[int]:
     """The K that an answer chooses from: those with enough visits."""
-    every, timed = texts.visits_asked or 0, dict[int, int]()
-    for k in texts.ks_at(temperature):
-        lacking = fewest_visits(texts, temperature, k)
-        timed[k] = every if lacking is None else lacking.timed
-    return sorted(with_enough_visits(timed))
+    every, lacking = texts.visits_asked or 0, _fewest_visits(texts, temperature)
+    ks = texts.ks_at(temperature)
+    return sorted(with_enough_visits({k: lacking[k].timed if k in lacking else every for k in ks}))
 
 
 def measured_evidence(server: TimedServer, temperature: float) -> Evidence:
-    """Seconds per prompt of every K that was measured on all.
-
-    Sampled requests are those of the visits that all cells finished; all, where none is.
-    """
+    """Seconds per prompt of every K measured on all, in visits that all cells finished, if any."""
     texts = server.texts
     ks = {0, *_answered_ks(texts, temperature)}
     trials = [t for t in texts.settled if t.temperature == temperature and t.k in ks]
@@ -216,36 +206,29 @@ def measured_evidence(server: TimedServer, temperature: float) -> Evidence:
     )
 
 
-def _at_looks(server: TimedServer, temperature: float) -> Evidence:
-    """Every K as it was measured, at the looks that were made."""
-    looks, measured = server.setup.run.manifest.served_ks, measured_evidence(server, temperature)
-    made = looks.made_at(temperature) if looks else 0
-    return replace(measured, looks=look_shares(made) if made else ())
+def _looks(server: TimedServer, temperature: float) -> tuple[float, ...]:
+    chosen = server.setup.run.manifest.served_ks
+    made = chosen.made_at(temperature) if chosen else 0
+    return look_shares(made) if made else ()
 
 
 def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None:
-    """The chosen K as it was measured, and every other priced one as replay has it differ.
-
-    None where every K is measured, or that one on no prompt that was replayed.
-    """
-    draft, looks = server.setup.draft, server.setup.run.manifest.served_ks
-    chosen = Candidate(draft, server.texts.chosen_k(temperature) or 0)
-    latency, measured = server.latency(temperature), measured_evidence(server, temperature)
-    replays = plain_replays(server, temperature, server.priced_at(temperature))
-    if latency is None or replays is None or chosen not in measured.candidates:
+    """The chosen K as measured, others as replay has them differ; None if all are measured."""
+    chosen = Candidate(server.setup.draft, server.texts.chosen_k(temperature) or 0)
+    made, measured = predicted_at(server, temperature), measured_evidence(server, temperature)
+    if made is None or chosen not in measured.candidates:
         return None
     rows = {name: row for row, name in enumerate(measured.names)}
-    replays = replays.rows([name in rows for name in replays.names])
+    replays = made.replays.rows([name in rows for name in made.replays.names])
     if chosen not in replays.candidates or not replays.names:
         return None
-    predicted = evidence_of(replays, {draft: latency})
+    predicted = evidence_of(replays, made.latencies)
     kept = np.array([rows[name] for name in predicted.names])
     plain, timed = measured.baseline.rows(kept), measured.candidates[chosen].rows(kept)
     of_chosen_s, row = predicted.candidates[chosen].seconds, [*predicted.candidates].index(chosen)
-    made = 0 if looks is None else looks.made_at(temperature)
     return replace(
         predicted,
-        looks=look_shares(made) if made else (),
+        looks=_looks(server, temperature),
         baseline=plain,
         candidates={
             name: replace(
@@ -260,13 +243,10 @@ def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None
     )
 
 
-def _doubt(server: TimedServer, unstable: Sequence[Unstable], question: Question) -> Doubt | None:
-    """Why a question of the server's has no verdict: its texts or timings cannot be right."""
-    temperature = question.evidence.temperature
+def _doubt(server: TimedServer, unstable: Sequence[Unstable], temperature: float) -> Doubt | None:
     doubt = impossible(unstable, temperature)
     if temperature == GREEDY:
-        judged = [check for check in server.texts.checks if check.result != "OPEN"]
-        return distrust(by_text(judged)) or doubt
+        return server.texts.distrusted or doubt
     failed = where(failed_gates(server.gates), temperature=temperature)
     if not failed:
         return doubt
@@ -279,7 +259,6 @@ def _doubt(server: TimedServer, unstable: Sequence[Unstable], question: Question
 
 
 def served_summary(run: ServedRun, latencies: tuple[UserLatency, ...] = ()) -> ServedSummary:
-    """The server, and the predictions of it next to what was measured."""
     server, engine, loads = run.server, run.server.texts.engine, run.loads
     # Where some K changes what is generated, or others disturbed loads, no K is given for any load
     changed = {gate.temperature for gate in failed_gates(server.gates)}
@@ -308,7 +287,6 @@ def served_summary(run: ServedRun, latencies: tuple[UserLatency, ...] = ()) -> S
 
 
 def _by_k(run: ServedRun) -> Iterator[ServedK]:
-    """Every K on the whole workload, weighted."""
     server, weights = run.server, run.server.setup.weights
     for entry in run.answered:
         temperature = entry.question.evidence.temperature
@@ -340,7 +318,9 @@ def _servers(server: TimedServer) -> StartedServers | None:
     if not engine.started or engine.name == OWN.name:
         return None
     rejecting = sorted({timing.k for timing in server.setup.run.rounds if timing.k})
-    return StartedServers(server.asked_ks, server.ks, server.texts.ks, tuple(rejecting))
+    chosen = server.setup.run.manifest.served_ks  # of a run that measures all, those it has
+    asked = sorted({*server.setup.ks}) if chosen and chosen.chosen else server.texts.ks
+    return StartedServers(tuple(asked), server.ks, server.texts.ks, tuple(rejecting))
 
 
 def _memory(run: ServedRun) -> ServedMemory | None:
@@ -391,8 +371,7 @@ def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Cavea
     lacking = [
         (temperature, k, visits)
         for temperature in texts.temperatures
-        for k in texts.ks_at(temperature)
-        if (visits := fewest_visits(texts, temperature, k)) is not None
+        for k, visits in _fewest_visits(texts, temperature).items()
     ]
     yield from servers.server_visits_lacking.of(lacking, load=False)
     yield from servers.loads_disturbed.of(disturbed(setup.run.loads, texts.engine.clock))

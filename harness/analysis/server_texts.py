@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.cells import completed, few_visits, latest
-from harness.analysis.lossless import text_checks, without_faulty
+from harness.analysis.lossless import by_text, distrust, text_checks, without_faulty
 from harness.analysis.replayed import ScoredTexts, as_served, beginning, replayed_adaptively
 from harness.analysis.request_times import Settle, settled, settling
 from harness.analysis.setup import Setup, p_min_of
@@ -15,7 +15,7 @@ from harness.engine_facts.engines import spec_of
 from harness.engine_facts.spec import Counting, counting_of, shorter_budget
 from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped, where
 from harness.stats.jackknife import Array
-from harness.summary import TextCheck, Visits
+from harness.summary import Doubt, TextCheck, Visits
 from harness.theory.replay import Replayed, replay_texts, rounds_variance
 
 # Prompt set, prompt and temperature
@@ -39,7 +39,6 @@ class Texts:
         return [trace for _, trace in self.pairs]
 
     def of(self, prompt_sets: Iterable[str]) -> "Texts":
-        """The texts of some prompt sets."""
         names = set(prompt_sets)
         return Texts(tuple(pair for pair in self.pairs if pair[0].prompt_set in names))
 
@@ -51,40 +50,32 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class ServedTexts:
-    """The requests of a server run.
-
-    Attributes:
-        counting: how the engine's counters count; None where it has none.
-        checks: greedy texts compared with plain decoding's.
-        trials: each generation once; those whose text is not the target's have failed.
-        settle: a request's time over its visits.
-        settled: one trial per greedy text, its seconds settled over visits; all others.
-        starts, probes: the same of requests for a part of their budget, and on a few prompts.
-    """
+    """The requests of a server run."""
 
     setup: Setup
     engine: ServingEngine
-    counting: Counting | None
-    checks: Sequence[TextCheck]
-    trials: Sequence[Trial]
-    settle: Settle
-    settled: Sequence[Trial]
-    starts: Sequence[Trial]
-    probes: Sequence[Trial]
+    counting: Counting | None  # how the engine's counters count; None where it has none
+    checks: Sequence[TextCheck]  # greedy texts compared with plain decoding's
+    trials: Sequence[Trial]  # each generation once; those of another text have failed
+    settle: Settle  # a request's time over its visits
+    settled: Sequence[Trial]  # one per greedy text, its seconds settled over visits; all others
+    starts: Sequence[Trial]  # the same of requests for a part of their budget
+    probes: Sequence[Trial]  # the same of those on a few prompts
     _traces: dict[Asked, list[TextTrace]]
     # The tokens of each text that come from its prefill, which its trace has not
     _prefilled: dict[tuple[object, ...], tuple[int, ...]]
-    # Of each cell, the visits that both it and plain decoding finished
-    _visits: dict[Cell, int]
+    _visits: dict[Cell, int]  # that both a cell and plain decoding finished
+
+    @property
+    def distrusted(self) -> Doubt | None:
+        """Why no verdict can rest on the greedy texts, by those that were judged."""
+        return distrust(by_text([check for check in self.checks if check.result != "OPEN"]))
 
     # ---- which K, temperatures, sets and visits --------------------------------------------------
 
     @property
     def visits_asked(self) -> int | None:
-        """Visits that the run needed; None of records of requests that were served elsewhere.
-
-        A run that ended between looks, since it was decided or out of time, lacks none of them.
-        """
+        """Visits needed: those until a run ended between looks; None of foreign records."""
         asked, chosen = self.setup.run.config.get("repetitions"), self.setup.run.manifest.served_ks
         if asked is None or chosen is None or chosen.ended in (None, "prompts"):
             return asked
@@ -116,22 +107,13 @@ class ServedTexts:
         return [value for value in self.setup.temperatures if value in seen]
 
     def sets_at(self, temperature: float) -> list[str]:
-        """The prompt sets of a temperature, by name."""
         asked = (*self.trials, *self.setup.run.probes)
         return sorted({t.prompt_set for t in asked if t.temperature == temperature})
 
     # ---- texts and replay ------------------------------------------------------------------------
 
-    @property
-    def scored(self) -> bool:
-        """True where the pair scored any text."""
-        return bool(self._traces)
-
     def trace_of(self, trial: Trial) -> TextTrace | None:
-        """The trace of the text that a request's rounds emitted; None where it was not scored.
-
-        The text is all of a scored one, or its beginning, where a request had a smaller budget.
-        """
+        """The trace of a request's text, or the longer one it begins; None if not scored."""
         if self.counting is None or not trial.tokens:
             return None
         emitted = np.array(self.counting.decoded(trial.tokens))
@@ -225,10 +207,7 @@ def served_texts(setup: Setup) -> ServedTexts:
 
 
 def _shared_visits(trials: Sequence[Trial]) -> dict[Cell, int]:
-    """The number of visits of each cell that both it and plain decoding finished.
-
-    Fewest of a prompt, of those that both ever finished: the others are failures of their own.
-    """
+    """Visits that a cell and plain decoding finished: fewest of a prompt both ever finished."""
     finished: dict[tuple[Cell, str], set[int]] = {}
     for t in trials:
         if t.status == "ok":

@@ -5,8 +5,8 @@ nowhere else.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any, cast
@@ -16,11 +16,13 @@ import yaml
 
 from harness.command_words import of_hydra
 from harness.config import (
+    AUTO_DRAFTS,
     CONF_DIR,
     OWN_DRAFT,
     SCHEMAS,
     SHIPPED_SETS,
     keys_of,
+    split_draft,
     usual_new_tokens,
 )
 from harness.engine_facts.draft_kinds import DraftKind
@@ -29,7 +31,15 @@ from harness.records import ResultRow, Rule, ServingEngine, grouped, where
 from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.storage.manifest import SERVER, EngineCosts, Environment, ModelEntry
-from harness.summary import MadeWith, ModelFacts, RunFacts, SamplingFacts, Status
+from harness.summary import DraftMemory, MadeWith, ModelFacts, RunFacts, SamplingFacts, Status
+from harness.theory.architecture import (
+    COUNTED,
+    Architecture,
+    ModelBytes,
+    architecture_from,
+    memory_view,
+)
+from harness.theory.roofline import Card, is_card
 
 Entry = Mapping[str, Any]
 # What a report names the versions of, by its manifest's `environment`
@@ -40,6 +50,10 @@ VERSIONS = (
     ("driver", "driver"),
     ("CUDA", "cuda"),
 )
+# Per weight and cached number, where a manifest does not say it
+SERVED_BYTES = 2
+# Per cached number by llama.cpp's type; of q8_0 a block of 32 has a scale of two bytes
+KV_BYTES: Mapping[str, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,6 @@ class Setup:
 
     @property
     def command(self) -> str:
-        """The command that made the run."""
         return self.run.door
 
     def conf(self, key: str) -> Entry:
@@ -60,7 +73,6 @@ class Setup:
 
     @property
     def environment(self) -> Environment:
-        """The machine and the software."""
         return self.run.manifest.environment
 
     @property
@@ -75,7 +87,6 @@ class Setup:
 
     @property
     def model(self) -> str:
-        """The target's name."""
         return str(self.conf("model").get("name") or "")
 
     @property
@@ -91,7 +102,6 @@ class Setup:
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """As listed."""
         return tuple(float(value) for value in self.run.config.get("temperature") or ())
 
     @property
@@ -108,7 +118,6 @@ class Setup:
 
     @property
     def seed(self) -> int:
-        """The seed of draws."""
         return int(self.run.config.get("seed") or 0)
 
     @cached_property
@@ -152,20 +161,12 @@ class Setup:
     @property
     def thresholds(self) -> tuple[float, ...]:
         """The probabilities below which a token ends a draft, as listed; 0.0 is none."""
-        decode = self.conf("decode")
-        if self.command == "sweep" and decode.get("stop", "none") != "none":
-            return (float(decode["stop_threshold"]),)  # of a run before there was p_min
         return tuple(map(float, self.run.config.get("p_min") or (0.0,)))
 
     @property
     def synthetic(self) -> bool:
         """True where acceptance was set, not found."""
         return self.conf("decode").get("acceptance") is not None
-
-    @property
-    def dummy(self) -> bool:
-        """True where a model has random weights."""
-        return any(entry.weights == "dummy" for entry in self.described.values())
 
     @property
     def replay_only(self) -> bool:
@@ -189,11 +190,7 @@ class Setup:
         return next((entry for entry in drafts if entry.name == name), ModelEntry())
 
     def command_line(self, *changes: str) -> str | None:
-        """The command line as it can be typed again, with other values of some keys.
-
-        None where it is not known, or with `changes` where it names a run to continue, whose keys
-        stay.
-        """
+        """The line to type again, with `changes`; None if unknown, or changed where it resumes."""
         words = [*self.environment.command]
         if words and words[0] == self.command:
             words = ["python", "-m", f"harness.{words[0]}", *words[1:]]
@@ -220,6 +217,12 @@ def _with_short_ids(words: Sequence[str]) -> list[str]:
     ]
 
 
+def asked_drafts(setup: Setup) -> list[str]:
+    """The drafts of an audition, those of which nothing is stored included."""
+    entries: Sequence[str] = setup.run.config.get("drafts") or ()
+    return [split_draft(entry).name for entry in entries if entry != AUTO_DRAFTS]
+
+
 def p_min_of(setup: Setup) -> float:
     """The probability below which a draft's token ended its draft on a server; 0: none."""
     return setup.thresholds[0] if setup.command == SERVER else 0.0
@@ -243,11 +246,7 @@ BRINGING_OTHERS = frozenset({"resume", "traces_from", "experiment"})
 
 
 def workload_words(setup: Setup) -> tuple[str, ...]:
-    """The words of the command line on the texts and the machine, not quoted for a shell.
-
-    Those of the stored configuration that are no defaults, where a run or an experiment brought
-    some.
-    """
+    """Unquoted words on texts and machine; stored non-default keys where a run brought others."""
     typed = {word: word.partition("=")[0].lstrip("+") for word in setup.environment.command}
     if BRINGING_OTHERS.isdisjoint(typed.values()):
         return tuple(
@@ -288,10 +287,7 @@ def _stored_words(setup: Setup) -> Iterator[str]:
 
 
 def request_weights(setup: Setup) -> Mapping[str, float] | None:
-    """The weights of the prompt sets as shares of requests, where these are counted.
-
-    Of a log they are known; elsewhere the weights that were given stand for them.
-    """
+    """Weights of prompt sets as shares of requests: a log's counts, elsewhere the given weights."""
     if setup.run.manifest.prompts_log is None:
         return setup.weights
     requests = setup.run.manifest.prompts_available
@@ -304,17 +300,13 @@ def shares_of_sets(setup: Setup) -> Mapping[str, float] | None:
 
 
 def timed_apart(setup: Setup) -> frozenset[str]:
-    """The drafts of an audition for which the target did not run as it did for the others.
-
-    A head's target runs eagerly, and its times have another name than the target's.
-    """
+    """Drafts whose target ran otherwise, as eagerly for a head: its times have another name."""
     named = {timing.draft: timing.model for timing in setup.run.rounds}
     apart = (draft for draft, model in named.items() if model != setup.model)
     return frozenset(apart if setup.model in named.values() else ())
 
 
 def model_facts(setup: Setup) -> tuple[ModelFacts, ...]:
-    """The target and each draft that is a model."""
     confs = {"target": setup.conf("model")}
     if setup.draft:
         confs["draft"] = setup.conf("draft")
@@ -394,11 +386,79 @@ def _made_with(setup: Setup) -> MadeWith:
 
 
 def _serve_on(setup: Setup) -> str | None:
-    """The server whose line is asked for, or whose rounds price the drafts.
-
-    Of a server run the line is that server's own.
-    """
+    """The asked server, or whose rounds price the drafts; a server run has its own line."""
     if setup.engine is not None and setup.command != "audition":
         return None
     priced = setup.priced_by.engine.name if setup.priced_by else None
     return setup.run.config.get("engine") or (priced if priced in with_lines() else None)
+
+
+# ---- the device, and what models take of its memory ----------------------------------------------
+
+
+def card_of(setup: Setup) -> Card | None:
+    gpu = setup.conf("gpu")
+    return Card(**{field.name: gpu[field.name] for field in fields(Card)}) if gpu else None
+
+
+def ran_on(setup: Setup, card: Card) -> bool:
+    """True where step times can be the card's; typed ones and another run's are trusted."""
+    if setup.typed_latency or setup.latency_from is not None:
+        return True
+    machine = setup.environment
+    return is_card(card.name, card.memory_gb, machine.device_name, machine.device_memory_bytes)
+
+
+def price_per_hour(setup: Setup) -> float | None:
+    """US dollars per hour; None where the device is not known to be the named card."""
+    card = card_of(setup)
+    return card.price_per_hour_usd if card and ran_on(setup, card) else None
+
+
+def architecture(entry: ModelEntry) -> Architecture | None:
+    """A model's sizes; None where the manifest does not say them all."""
+    sizes = {field.name: getattr(entry, field.name) for field in fields(Architecture)}
+    return architecture_from(sizes, counted=entry.architecture in COUNTED.values())
+
+
+def model_bytes(setup: Setup, name: str | None = None) -> ModelBytes | None:
+    """Weights and cache of a draft, or the target; None where the manifest does not say them."""
+    entry = setup.target if name is None else setup.described_draft(name)
+    sizes, width = architecture(entry), entry.bytes_per_parameter or SERVED_BYTES
+    kv, weights = entry.kv_bytes_per_token, entry.weights_bytes
+    if kv is None and sizes is not None:
+        kv = sizes.kv_bytes_read(1, width)
+    if weights is None and sizes is not None:
+        weights = sizes.parameters * width
+    return None if kv is None or weights is None else ModelBytes(weights, kv)
+
+
+def kv_bytes_per_token(setup: Setup, name: str | None, kv_type: str | None) -> float | None:
+    """Bytes of a token in the cache of a draft, or the target, of this type.
+
+    None is the type that the model was loaded in. None where the manifest does not say it, or a
+    value of the type has no known size.
+    """
+    kept = model_bytes(setup, name)
+    if kept is None or (kv_type and kv_type not in KV_BYTES):
+        return None
+    entry = setup.target if name is None else setup.described_draft(name)
+    loaded = entry.bytes_per_parameter or SERVED_BYTES
+    return kept.kv_per_token * (KV_BYTES[kv_type] / loaded if kv_type else 1.0)
+
+
+def draft_memory(
+    setup: Setup, names: Sequence[str], context_tokens: int, *, lookups: Collection[str] = ()
+) -> Iterator[DraftMemory]:
+    """The device's memory with each draft, as far as the sizes are known."""
+    target, card, machine = model_bytes(setup), card_of(setup), setup.environment
+    available = machine.device_memory_bytes or machine.memory_bytes
+    if card is not None:
+        available = card.memory_gb * 1e9
+    for name in names:
+        kept = ModelBytes() if name in lookups else model_bytes(setup, name)
+        weights = setup.described_draft(name).weights_bytes
+        if kept is not None and target is not None and available is not None:
+            yield memory_view(name, kept, target, available, context_tokens=context_tokens)
+        elif weights is not None:
+            yield DraftMemory(name, weights)

@@ -21,52 +21,45 @@ from harness.analysis.answers import (
 from harness.analysis.caveats import of_setup, timing
 from harness.analysis.caveats.prompts import k_at_edge, k_left_out
 from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
-from harness.analysis.cells import completed, latest, measured_rows, timed
-from harness.analysis.device import draft_memory, price_per_hour
-from harness.analysis.failures import failures
-from harness.analysis.leaderboard import rank
-from harness.analysis.lossless import distrust, text_checks, without_faulty
-from harness.analysis.pairs import (
-    check_of_pairs,
-    evidence_from_pairs,
-    measured_pairs,
-    pairs_of,
-    rounds_as_replayed,
+from harness.analysis.cells import (
+    Gap,
+    PredictionError,
+    completed,
+    latest,
+    measured_rows,
+    paired_sums,
+    prediction_errors,
+    steadied,
+    timed,
 )
+from harness.analysis.lossless import distrust, failures, text_checks, without_faulty
+from harness.analysis.pairs import evidence_from_pairs, measured_pairs, pairs_of, rounds_as_replayed
 from harness.analysis.predicted import (
     Predicted,
     evidence_of,
     gap_of,
+    rank,
     replayed_rows,
     synthetic_rows,
 )
-from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.replayed import replay_check
-from harness.analysis.round_costs import Latency, latency_table, least_rounds, plain_tokens_apart
+from harness.analysis.round_costs import Latency, latency_table, plain_tokens_apart
 from harness.analysis.scored_drafts import ScoredDrafts, scored_drafts
 from harness.analysis.setup import (
     Setup,
+    asked_drafts,
+    draft_memory,
     measured_p_min,
     model_facts,
+    price_per_hour,
     run_facts,
     shares_of_sets,
 )
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
-from harness.config import AUTO_DRAFTS, split_draft
 from harness.engine_facts.draft_kinds import kind_of
 from harness.engine_facts.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
-from harness.records import (
-    Cell,
-    Failure,
-    LatencyRow,
-    ResultRow,
-    Source,
-    Trial,
-    grouped,
-    where,
-)
-from harness.stats.jackknife import Variance
+from harness.records import Cell, Failure, LatencyRow, ResultRow, Source, Trial, grouped, where
 from harness.stats.two_phase import LOOKS, look_shares
 from harness.summary import (
     Answer,
@@ -89,25 +82,16 @@ from harness.theory.speedup import StepTimes
 
 @dataclass(frozen=True, eq=False)
 class PairRun:
-    """The data of a sweep or an audition that its verdict rests on.
-
-    Attributes:
-        trials: timed generations of a sweep; those whose text is not the target's have failed.
-        checks: its greedy texts compared with plain decoding's.
-        distrusted: why no verdict can rest on these texts.
-        generated: rows of results.csv about the cells that were measured.
-        unstable: cells that cannot be right.
-        evidence: by temperature.
-    """
+    """The data of a sweep or an audition that its verdict rests on."""
 
     setup: Setup
     drafts: ScoredDrafts
-    trials: Sequence[Trial]
-    checks: Sequence[TextCheck]
-    distrusted: Doubt | None
-    generated: Sequence[ResultRow]
-    unstable: tuple[Unstable, ...]
-    evidence: Sequence[Evidence]
+    trials: Sequence[Trial]  # of a sweep, timed; those whose text is not the target's have failed
+    checks: Sequence[TextCheck]  # greedy texts compared with plain decoding's
+    distrusted: Doubt | None  # why no verdict can rest on these texts
+    generated: Sequence[ResultRow]  # of the cells that were measured
+    unstable: tuple[Unstable, ...]  # cells that cannot be right
+    evidence: Sequence[Evidence]  # by temperature
 
 
 def pair_run(setup: Setup) -> PairRun:
@@ -156,19 +140,16 @@ def _evidence_at(drafts: ScoredDrafts, trials: Sequence[Trial], temperature: flo
     k, p_min = looks.k_at(temperature) if looks else None, measured_p_min(setup, temperature) or 0.0
     shares = look_shares(max(1, looks.made_at(temperature))) if looks else ()
     if looks is None or k is None:
-        every = evidence_from_trials(
-            trials, draft=draft, temperature=temperature, times=times, steady=True
+        return replace(
+            evidence_from_trials(
+                trials, draft=draft, temperature=temperature, times=times, steady=True, p_min=p_min
+            ),
+            looks=shares,
         )
-        candidates = {each._replace(p_min=p_min): t for each, t in every.candidates.items()}
-        return replace(every, candidates=candidates, looks=shares)
     pairs, candidate = pairs_of(trials, temperature, k), Candidate(draft, k, p_min)
     predicted = drafts.predicted(setup.rule, temperature)
-    if (
-        latency
-        and predicted
-        and rounds_as_replayed(check_of_pairs(pairs, predicted.replays, candidate))
-    ):
-        measured = measured_pairs(pairs, predicted.replays, latency, candidate)
+    if latency and predicted and rounds_as_replayed(pairs, predicted.replays, candidate):
+        measured = measured_pairs(pairs, predicted, candidate)
         if measured is not None:
             return replace(predicted.evidence, named=candidate, pairs=measured, looks=shares)
     alpha = times.break_even_alpha(k) if times else None
@@ -191,16 +172,18 @@ def errors_of(run: PairRun) -> dict[float, PredictionError]:
     for cell, trials in cells.items():
         predicted = run.drafts.predicted(run.setup.rule, cell.temperature)
         name = Candidate(draft, cell.k, measured_p_min(run.setup, cell.temperature) or 0.0)
-        if predicted is None or name not in predicted.replays.candidates:
+        if predicted is None or (cell.prompt_set, cell.temperature, cell.k) in wrong:
             continue
-        if (cell.prompt_set, cell.temperature, cell.k) not in wrong:
-            plain, latency = cells.get(replace(cell, k=0), []), predicted.latencies[draft]
-            gaps[cell] = gap_of(cell, trials, plain, predicted.replays, name, latency)
+        times, plain = predicted.latencies[draft].rounds, cells.get(replace(cell, k=0), [])
+        measured = paired_sums(steadied(trials, times), steadied(plain, times))
+        replays = predicted.replays.rows([n in measured for n in predicted.replays.names])
+        if replays.names and name in replays.candidates:
+            replays = replace(replays, candidates={name: replays.candidates[name]})
+            gaps[cell] = gap_of(evidence_of(replays, predicted.latencies), measured)
     return prediction_errors(gaps)
 
 
 def _replay_checks(run: PairRun) -> Iterator[ReplayCheck]:
-    """Replayed next to measured tokens per round, cell by cell."""
     by_cell = grouped(run.trials, lambda trial: trial.cell_key)
     for predicted in run.drafts.by_own_rule if run.trials else ():
         replays = _shown(run.drafts, predicted).replays
@@ -228,21 +211,14 @@ def answered_questions(run: PairRun) -> tuple[Answered, ...]:
     engine, timed_in = None if setup.typed_latency else OWN.name, None
     if priced is not None:
         engine, timed_in = priced.engine.name, priced.run
-    asked = [Question(each, setup.rule, source, engine, timed_in) for each in run.evidence]
-
-    def doubt(question: Question) -> Doubt | None:
-        if run.distrusted is None and question.source == "measured":
-            return impossible(run.unstable, question.evidence.temperature)
-        return run.distrusted
-
-    made = answered(asked, doubt, weights=shares_of_sets(setup), seed=setup.seed)
+    asked: list[Question] = []
+    for each in run.evidence:
+        wrong = None if setup.replay_only else impossible(run.unstable, each.temperature)
+        doubt = run.distrusted or wrong
+        asked.append(Question(each, setup.rule, source, engine, timed_in, doubt=doubt))
     return tuple(
-        replace(
-            entry,
-            workload=_compared(run.drafts, entry.workload),
-            sets=tuple(_compared(run.drafts, answer) for answer in entry.sets),
-        )
-        for entry in made
+        replace(entry, answers=tuple(_compared(run.drafts, answer) for answer in entry.answers))
+        for entry in answered(setup, asked)
     )
 
 
@@ -283,7 +259,7 @@ def _answers(run: PairRun, made: Sequence[Answered]) -> Iterator[Answer]:
     setup, by_rule = run.setup, run.drafts.by_rule
     for entry in made:
         temperature = entry.question.evidence.temperature
-        of_loop, own = by_rule.get((setup.rule, temperature)), [entry.workload, *entry.sets]
+        of_loop, own = by_rule.get((setup.rule, temperature)), [*entry.answers]
         if of_loop is not None and not setup.synthetic and not run.distrusted:
             own = [with_round_tokens(answer, of_loop, shares_of_sets(setup)) for answer in own]
         yield from own
@@ -299,10 +275,7 @@ def _answers(run: PairRun, made: Sequence[Answered]) -> Iterator[Answer]:
 def _carried_over(
     run: PairRun, own: Sequence[Answer], engine: str, predicted: Predicted | None
 ) -> Iterator[Answer]:
-    """The answers for an engine whose rounds were not timed; none if it drafts otherwise.
-
-    Nor where acceptance was set, which is no property of the models.
-    """
+    """Answers for an untimed engine; none if it drafts otherwise or acceptance was set."""
     setup = run.setup
     if predicted is None or setup.synthetic or run.distrusted:
         return
@@ -324,19 +297,10 @@ def _carried_over(
 Errors = Mapping[float, PredictionError]
 
 
-def _variance(errors: Errors, temperature: float) -> Variance | None:
-    """The variance of predictions besides prompts and visits; None without measured cells."""
-    error = errors.get(temperature)
-    return error and error.variance
-
-
 def leaderboard(drafts: ScoredDrafts, predicted: Predicted, errors: Errors) -> Leaderboard:
-    """The drafts by what is predicted of them, those that were dropped at its end.
-
-    The latter by their own prompts.
-    """
+    """The drafts by what is predicted; those that were dropped last, by their own prompts."""
     setup, at = drafts.setup, predicted.replays.temperature
-    error = _variance(errors, at)
+    error = errors.get(at)
     board = rank(predicted, setup.weights, seed=setup.seed, error=error)
     rows = [
         replace(row, probability_best=None, dropped=drafts.dropped[name])
@@ -353,10 +317,9 @@ def leaderboard(drafts: ScoredDrafts, predicted: Predicted, errors: Errors) -> L
 
 
 def _results(run: PairRun, errors: Errors) -> Iterator[ResultRow]:
-    """Rows of results.csv: measured ones, and what is predicted of each cell."""
     yield from run.generated
     for predicted in run.drafts.by_own_rule:
-        error = _variance(errors, predicted.replays.temperature)
+        error = errors.get(predicted.replays.temperature)
         shown = _shown(run.drafts, predicted)
         yield from replayed_rows(shown, model=run.setup.model, error=error)
         for name, both in run.drafts.next_to_first(predicted):
@@ -366,7 +329,6 @@ def _results(run: PairRun, errors: Errors) -> Iterator[ResultRow]:
 
 
 def _explained(run: PairRun, verdict: Answer | None) -> Explanation | None:
-    """The obstacles to a gain of the draft and K that a verdict's number is of."""
     if verdict is None or run.distrusted or verdict.temperature is None:
         return None
     predicted = run.drafts.predicted(run.setup.rule, verdict.temperature)
@@ -426,25 +388,21 @@ def _steps(
 
 
 def _not_timed(drafts: ScoredDrafts) -> Iterator[Values]:
-    """Drafts whose rounds were not timed, since they lose whatever these cost.
-
-    With what each can gain at most, at its best K.
-    """
+    """Drafts that lose whatever rounds cost, with the most that each gains at its best K."""
     setup = drafts.setup
     for draft in setup.run.manifest.audition.untimed:
         at, latency = next((at, e[draft]) for at, e in drafts.latencies.items() if draft in e)
         predicted = drafts.predicted_of([draft], setup.rule, at)
-        if predicted is None or latency.steps is None:
+        evidence = predicted and predicted.at_least(draft)
+        if predicted is None or evidence is None or latency.steps is None:
             continue
-        replays = predicted.replays
-        least = Latency(least_rounds(latency.steps, max(replays.ks)))
-        gains = evidence_of(replays, {draft: least}).speedups(setup.weights)
+        gains = evidence.speedups(setup.weights)
         best = max(gains, key=gains.__getitem__)
         yield {
             "draft": draft,
             "temperature": at,
             "k": best.k,
-            "tokens_per_round": replays.weighted(best, setup.weights).tokens_per_round,
+            "tokens_per_round": predicted.replays.weighted(best, setup.weights).tokens_per_round,
             "step": latency.steps.draft_s / latency.steps.target_s,
             "speedup": gains[best],
         }
@@ -454,12 +412,10 @@ def _not_timed(drafts: ScoredDrafts) -> Iterator[Values]:
 
 
 def _first_latencies(drafts: ScoredDrafts) -> Mapping[str, Latency]:
-    """The latencies at the first temperature, by draft."""
     return next(iter(drafts.latencies.values()), {})
 
 
 def analyse_pair(setup: Setup) -> Summary:
-    """Everything a sweep or an audition says, as far as what it stored allows."""
     run = pair_run(setup)
     drafts, errors, made = run.drafts, errors_of(run), answered_questions(run)
     results, answers = tuple(_results(run, errors)), tuple(_answers(run, made))
@@ -514,11 +470,9 @@ def _with_cost(summary: Summary, run: PairRun) -> Summary:
 
 
 def _with_audition(summary: Summary, run: PairRun) -> Summary:
-    """With the drafts that the ranking lacks."""
     notes = run.setup.run.manifest.audition
-    entries: Sequence[str] = run.setup.run.config.get("drafts") or ()
-    names = [split_draft(entry).name for entry in entries if entry != AUTO_DRAFTS]
-    lacking = tuple(name for name in names if name not in _first_latencies(run.drafts))
+    timed = _first_latencies(run.drafts)
+    lacking = tuple(name for name in asked_drafts(run.setup) if name not in timed)
     ranked = 0
     if run.drafts.by_own_rule and len(summary.failures) == len(notes.failures):
         # With those that were dropped early, which have their rows too

@@ -35,13 +35,7 @@ NOISE = 1.2
 def unstable_steps(
     timings: Sequence[StepTiming], plain_s: float | None = None
 ) -> tuple[Unstable, ...]:
-    """The target's forwards whose times cannot be right.
-
-    Args:
-        timings: of any models, contexts and batches; only forwards of one context, batch and
-            pairing are compared.
-        plain_s: R(0), held against the steps of the first context and batch; None if unknown.
-    """
+    """The target's forwards that cannot be right; `plain_s`: R(0), against the first steps."""
     forwards = (t for t in timings if t.role == "target" and t.kind != "prefill")
     groups = grouped(forwards, lambda t: (t.context_tokens, t.batch, t.beside))
     unstable: list[Unstable] = []

@@ -75,10 +75,7 @@ MOST_TIMES = 10
 
 
 class Candidate(NamedTuple):
-    """A draft at one K above 0, of which a verdict chooses one.
-
-    `p_min` is the probability below which a token ends its draft; 0: none.
-    """
+    """A draft at one K above 0; a probability below `p_min` ends its draft (0: never)."""
 
     draft: str
     k: int
@@ -101,7 +98,6 @@ class Timed:
     generations: Array | None = None  # of each prompt, repetitions and turns
 
     def rows(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> "Timed":
-        """The rows of some prompts."""
         counts = (self.accepted, self.judged, self.generations)
         accepted, judged, generations = (None if each is None else each[keep] for each in counts)
         seconds, tokens = self.seconds[keep], self.tokens[keep]
@@ -133,7 +129,6 @@ class Evidence:
         return tuple(prompt_set for prompt_set, _ in self.names)
 
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
-        """The evidence of some prompt sets alone."""
         keep = np.array([name in prompt_sets for name in self.prompt_sets], dtype=bool)
         return replace(
             self,
@@ -143,10 +138,7 @@ class Evidence:
         )
 
     def workload(self, weights: Weights, error: Variance | None = None) -> Workload:
-        """The candidates in their order, prompt sets of weight 0 left out, small ones joined.
-
-        `error` is that of each prediction by itself, besides prompts and timing.
-        """
+        """Candidates in order, sets of weight 0 left out, small ones joined; `error` of each."""
         shares = set_weights(self.prompt_sets, weights)
         evidence = self.only([name for name, share in shares.items() if share > 0.0])
         sets, timing = evidence.prompt_sets, self.timing
@@ -224,6 +216,7 @@ def evidence_from_trials(
     temperature: float,
     times: RoundTimes | None,
     steady: bool = False,
+    p_min: float = 0.0,
 ) -> Evidence:
     """The evidence of one pair at one temperature, on the prompts complete in every cell.
 
@@ -246,8 +239,8 @@ def evidence_from_trials(
         if k > 0 and k not in uncounted:
             alpha = times.break_even_alpha(k) if times else None
             of_k = Timed(seconds, tokens, accepted_tokens, judged_tokens, alpha)
-        timed[Candidate(draft, k)] = of_k
-    return Evidence(temperature, tuple(names), timed.pop(Candidate(draft, 0)), timed)
+        timed[Candidate(draft, k, p_min)] = of_k
+    return Evidence(temperature, tuple(names), timed.pop(Candidate(draft, 0, p_min)), timed)
 
 
 def _kept(trials: Sequence[Trial], times: RoundTimes | None) -> dict[int, dict[PromptId, Array]]:
@@ -286,13 +279,8 @@ def decide(
 
     With fewer than MIN_PROMPTS prompts there is no interval: the verdict is `undecided`, and its
     speedup the plain one of the best-looking candidate. A prompt set of fewer than MIN_SET counts
-    in the workload with its weight, and has no verdict of its own.
-
-    Args:
-        error: the verdict's part of the report's, one-sided.
-        prompt_set: "all" for the weighted workload, or one set, to which weights do not apply.
-        weights: of the sets, equal if None.
-        seed: of draws.
+    in the workload with its weight, and has no verdict of its own. `error` is the verdict's part of
+    the report's, one-sided; `weights` do not apply to one `prompt_set`.
     """
     of_all_sets = len(evidence.names)
     if prompt_set != "all":
@@ -335,7 +323,6 @@ def decide(
 
 
 def _with_interval(verdict: Answer, fit: TwoPhase, level: float, pairs: Pairs | None) -> Answer:
-    """The answer with the speedup of the named candidate, its bounds, and how likely a gain is."""
     interval, part = fit.interval(level), None
     if pairs is not None:
         part = MeasuredPart(fit.number, len({*pairs.prompts}), *fit.on_these_prompts())
@@ -387,14 +374,9 @@ def in_turn(
     The workload comes first. Its sets share what it leaves them: a small part, so that sets which
     differ much are told apart whatever the mix; all of the error once the workload is decided. What
     they have they share by Holm's procedure: a set that is decided leaves its part to the others.
-
     Source: Wiens, "A fixed sequence Bonferroni procedure for testing multiple endpoints", 2003; at
     interim looks Maurer and Bretz, "Multiple testing in group sequential trials using graphical
     approaches", 2013.
-
-    Args:
-        verdict_on: decides "all", or a prompt set, at a one-sided error.
-        prompt_sets: those to decide apart.
     """
     workload = verdict_on("all", error * (1.0 - SETS_SHARE if prompt_sets else 1.0))
     yield workload
@@ -424,7 +406,6 @@ def _too_few(workload: Workload, pairs: Pairs | None) -> Values:
 def _why_undecided(
     verdict: Answer, fit: TwoPhase, workload: Workload, level: float, of_all_sets: int
 ) -> Doubt:
-    """The reason that the interval does not decide, and what would change it."""
     lo, hi, pairs = verdict.speedup_lo or 0.0, verdict.speedup_hi or math.inf, verdict.pairs
     if lo >= 1.0 - NEAR and hi <= 1.0 + NEAR:
         return "near_one", {"near": NEAR}

@@ -10,8 +10,8 @@ where at least one request is expected beyond it: p50 from 2 requests on, p95 fr
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,14 +23,13 @@ from harness.summary import Percentiles, UserLatency
 PERCENTS = (50, 95, 99)
 
 
-@dataclass(frozen=True)
-class _Waited:
+class _Request(NamedTuple):
     """One request; None where the server does not tell."""
 
     prompt_set: str
-    first_token_s: float | None  # until its first token
-    per_token_s: float | None  # of each token after it
-    request_s: float | None  # of the whole answer
+    request_s: float | None  # until the end of its answer
+    decode_s: float | None  # after its first token
+    tokens: int  # in that time; our own loop's first among them
 
 
 def one_by_one(
@@ -48,20 +47,19 @@ def one_by_one(
         seen = done if engine.clock == "engine" else []
     cells = grouped(seen, lambda t: (t.temperature, t.k))
     for (temperature, k), made in sorted(cells.items()):
-        waited = [_of_trial(trial, engine) for trial in made]
         row = UserLatency(temperature, k, 1, None, load=False, clock=clock)
-        waits = _waits(waited, weights)
+        waits = _waits([*map(_of_trial, made)], engine, weights)
         if waits:
             yield replace(row, **waits)
 
 
-def _of_trial(trial: Trial, engine: ServingEngine) -> _Waited:
+def _of_trial(trial: Trial) -> _Request:
     request_s, decode_s = trial.user_s, trial.user_decode_s
     if request_s is None:
         decode_s = trial.decode_s
         if decode_s is not None and trial.prefill_s is not None:
             request_s = trial.prefill_s + decode_s
-    return _waited(trial.prompt_set, request_s, decode_s, trial.new_tokens or 0, engine)
+    return _Request(trial.prompt_set, request_s, decode_s, trial.new_tokens or 0)
 
 
 def under_load(
@@ -69,14 +67,14 @@ def under_load(
 ) -> Iterator[UserLatency]:
     """By temperature, load and K, closed loops first; arguments as of `one_by_one`."""
     for made in by_load(full_loads(timings)):
-        waited = [each for timing in made for each in _of_load(timing, engine)]
+        requests = [each for timing in made for each in _of_load(timing, engine)]
         first = made[0]
         row = UserLatency(
             first.temperature, first.k, first.concurrency, first.rate, load=True, clock="client"
         )
         if first.rate is not None:
             row = replace(row, behind=float(np.median([_behind(timing) for timing in made])))
-        waits = _waits(waited, weights)
+        waits = _waits(requests, engine, weights)
         if waits:
             yield replace(row, **waits)
 
@@ -92,7 +90,7 @@ def _behind(timing: LoadTiming) -> float:
     return float(max(0.0, ends.max() - timing.due_s[-1] - alone_s) / timing.due_s[-1])
 
 
-def _of_load(timing: LoadTiming, engine: ServingEngine) -> Iterator[_Waited]:
+def _of_load(timing: LoadTiming, engine: ServingEngine) -> Iterator[_Request]:
     decode_s = timing.user_decode_s or (None,) * len(timing.user_s)
     first = engine.first_position
     prefilled = 1 if first is None else first
@@ -100,41 +98,26 @@ def _of_load(timing: LoadTiming, engine: ServingEngine) -> Iterator[_Waited]:
     late_s = np.subtract(timing.sent_s, timing.due_s) if timing.due_s else np.zeros(len(decode_s))
     waits_s = np.add(timing.user_s, late_s).tolist()
     for user_s, each_s, returned in zip(waits_s, decode_s, timing.returned, strict=True):
-        yield _waited(set_of(timing.group), user_s, each_s, returned - prefilled, engine)
+        yield _Request(set_of(timing.group), user_s, each_s, returned - prefilled)
 
 
-def _waited(
-    prompt_set: str,
-    request_s: float | None,
-    decode_s: float | None,
-    tokens: int,
-    engine: ServingEngine,
-) -> _Waited:
-    """The waits of a request; its `tokens`, our own loop's first among them, took `decode_s`."""
-    first_s = None
-    if request_s is not None and decode_s is not None and engine.first_position != 0:
-        first_s = request_s - decode_s
-    per_token_s = None
-    if decode_s is not None:  # an answer of one token has none to wait for
-        per_token_s = decode_s / tokens if tokens else 0.0
-    return _Waited(prompt_set, first_s, per_token_s, request_s)
-
-
-def _counted(waited: Sequence[_Waited], weights: Weights) -> list[_Waited]:
-    return [each for each in waited if weights is None or weights.get(each.prompt_set, 1.0) > 0]
-
-
-def _waits(waited: Sequence[_Waited], weights: Weights) -> dict[str, Any]:
+def _waits(requests: Sequence[_Request], engine: ServingEngine, weights: Weights) -> dict[str, Any]:
     """The numbers of a row; empty where no prompt set of it counts."""
-    counted = _counted(waited, weights)
+    counted = [r for r in requests if weights is None or weights.get(r.prompt_set, 1.0) > 0]
     if not counted:
         return {}
+    first_s: list[float | None] = []
+    each_s: list[float | None] = []  # an answer of one token has none to wait for
+    for _, request_s, decode_s, tokens in counted:
+        first = None if request_s is None or decode_s is None else request_s - decode_s
+        first_s.append(None if engine.first_position == 0 else first)
+        each_s.append(None if decode_s is None else decode_s / tokens if tokens else 0.0)
     names = [each.prompt_set for each in counted]
     return {
         "requests": len(counted),
-        "first_token": _percentiles(names, [w.first_token_s for w in counted], weights),
-        "per_token": _percentiles(names, [w.per_token_s for w in counted], weights),
-        "request": _percentiles(names, [w.request_s for w in counted], weights),
+        "first_token": _percentiles(names, first_s, weights),
+        "per_token": _percentiles(names, each_s, weights),
+        "request": _percentiles(names, [each.request_s for each in counted], weights),
     }
 
 

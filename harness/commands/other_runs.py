@@ -11,8 +11,8 @@ from typing import Any
 from harness import prompts as prompt_sets
 from harness.analysis.engine_costs import check_target, priced_by
 from harness.analysis.lossless import distrust, text_checks
-from harness.analysis.recorded_costs import costs_of
 from harness.analysis.round_costs import LOOKUP_S
+from harness.analysis.server_predictions import costs_of
 from harness.analysis.setup import Setup
 from harness.command_words import as_typed, command
 from harness.config import AuditionConfig, DecodeConf, ModelConf, SweepConfig, is_folder

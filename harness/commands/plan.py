@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from harness.analysis import analyse
-from harness.analysis.device import price_per_hour
 from harness.analysis.plan_simulation import simulated_plan
 from harness.analysis.planned_server import Server
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, price_per_hour
 from harness.commands.dry_run import ROWS, card_of
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, shown

@@ -11,8 +11,8 @@ from typing import Any
 
 from harness.analysis.breakeven import MeasuredInputs, from_run
 from harness.analysis.counters import counted_between
-from harness.analysis.recorded_costs import costs_of
 from harness.analysis.server_costs import ServerCosts
+from harness.analysis.server_predictions import costs_of
 from harness.commands.breakeven import latency_of_run
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, concluded

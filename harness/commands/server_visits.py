@@ -23,7 +23,7 @@ from time import monotonic
 
 import numpy as np
 
-from harness.analysis.looks import best_started, served_decided, to_start
+from harness.analysis.looks import best_started, decided, to_start
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import answer_so_far, resumable
 from harness.commands.run_time import Stopwatch, about
@@ -247,7 +247,7 @@ def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
         ended = "prompts" if look == LOOKS and ended is None else ended
         if chosen.made < look:
             score(folder, work)
-            noted = chosen.closed(served_decided(load(folder.path), look), look)
+            noted = chosen.closed(decided(load(folder.path), look), look)
             if all(each.looks for each in noted) and ended is None:
                 ended = "decided"
             chosen = replace(chosen, chosen=noted, made=look)

@@ -10,19 +10,9 @@ replaces another.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.analysis.caveats import (
-    comparisons,
-    given,
-    models,
-    plans,
-    prompts,
-    servers,
-    texts,
-    timing,
-)
+from harness.analysis.caveats import comparisons, given, models, prompts, servers, texts, timing
 from harness.analysis.caveats.record import CaveatRecord, Quoted
-from harness.analysis.device import card_of, ran_on
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, card_of, ran_on
 from harness.records import ResultRow
 from harness.summary import Caveat
 
@@ -31,7 +21,7 @@ __all__ = ["MOST", "RECORDS", "CaveatRecord", "Quoted", "of_setup"]
 MOST = 45
 RECORDS: Mapping[str, CaveatRecord[Any]] = {
     record.code: record
-    for module in (models, prompts, timing, texts, servers, given, plans, comparisons)
+    for module in (models, prompts, timing, texts, servers, given, comparisons)
     for record in vars(module).values()
     if isinstance(record, CaveatRecord)
 }

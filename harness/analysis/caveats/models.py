@@ -36,10 +36,7 @@ def _say_server_defaults(values: Quoted) -> str:
 
 @caveat("note", _say_server_defaults)
 def server_defaults(setup: Setup) -> Iterator[Values]:
-    """What a server applies by itself, and this run did not.
-
-    settings: as "the chat template, top_k=20"; overrides: the keys that apply them, or "".
-    """
+    """Settings that a server applies and this run did not, and the keys (overrides) that do."""
     prompts, decode, temperatures = (
         setup.conf("prompts"),
         setup.conf("decode"),

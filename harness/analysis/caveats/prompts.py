@@ -127,10 +127,7 @@ def k_left_out(
 
 @caveat("note", "{ignored} had no effect: the texts of traces_from were generated with {made_with}")
 def other_budget(setup: Setup) -> Iterator[Values]:
-    """What the command asks for, but the texts of another run were not generated with.
-
-    As ignored "new_tokens=64 and repetitions=2", made_with "new_tokens=32 repetitions=1".
-    """
+    """What another run's texts were not generated with: ignored, made_with as "k=v k=v"."""
     if setup.run.manifest.texts_made_with is None:
         return
     made_with = asdict(setup.run.manifest.texts_made_with)

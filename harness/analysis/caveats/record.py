@@ -28,7 +28,6 @@ class CaveatRecord(Generic[Evidence]):
         return (Caveat(self.code, values) for values in self.when(*args, **kwargs))
 
     def say(self, values: Quoted) -> str:
-        """What a reader reads."""
         words = self.sentence
         return words.format(**values) if isinstance(words, str) else words(values)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from harness import formatting as fmt
 from harness.analysis.caveats.record import Quoted, caveat
-from harness.analysis.failures import place
+from harness.analysis.lossless import place
 from harness.analysis.setup import Setup
 from harness.summary import TextCheck, Values
 
@@ -33,10 +33,7 @@ def _say_greedy_texts_differ(values: Quoted) -> str:
 
 @caveat("caution", _say_greedy_texts_differ)
 def greedy_texts_differ(checks: Sequence[TextCheck]) -> Iterator[Values]:
-    """The counts of greedy texts, where not every one is plain decoding's, and the first of them.
-
-    noise: of an engine that is judged by it, nats.
-    """
+    """Counts of greedy texts where not all are plain decoding's; noise: of the engine, nats."""
     first = next((check for check in checks if check.result != "PASS"), None)
     if first is None:
         return
@@ -54,10 +51,7 @@ def greedy_texts_differ(checks: Sequence[TextCheck]) -> Iterator[Values]:
 
 
 def differences(tied: int, differing: int, noise: float | None) -> str:
-    """How many texts tie, within what, and how many really differ; after the number of equal ones.
-
-    noise: of the engine that is judged by it, nats.
-    """
+    """The number of ties, within rounding or the engine's noise (nats), and of real differences."""
     within = "rounding" if noise is None else f"the engine's noise of {noise:.2g} nats"
     ties = f"{fmt.number_of(tied, 'tie', 'ties')}{f' (within {within})' if tied else ''}"
     return f", {ties}, {fmt.number_of(differing, 'real difference', 'real differences')}"

@@ -8,19 +8,13 @@ from typing import get_args
 
 from harness import formatting as fmt
 from harness.analysis.caveats.record import Quoted, caveat
-from harness.analysis.prediction_error import PredictionError
+from harness.analysis.cells import PredictionError
 from harness.analysis.round_costs import UNLIKE, Latency, plain_tokens_apart
 from harness.analysis.setup import Setup
 from harness.engine_facts.engines import OWN, spec_of
 from harness.records import BUSY, CardReadings, ThrottleReason
 from harness.storage.manifest import EngineCosts
-from harness.summary import (
-    Answer,
-    Basis,
-    RoundSummary,
-    StepBound,
-    Values,
-)
+from harness.summary import Answer, Basis, RoundSummary, StepBound, Values
 from harness.theory.speedup import StepTimes
 
 # By how much the power limit may lower a card's SM clock, of the highest, without a caveat

@@ -2,25 +2,27 @@
 
 R(0) and R(K) are of the running loop (`harness.analysis.round_costs`). The largest speedup at K is
 (K + 1) R(0) / R(K), with every draft token accepted; break-even alphas follow from the same R.
+
+A snapshot: greedy texts compared with plain decoding's, and tests of distributions.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.analysis.caveats import of_setup
+from harness.analysis.caveats.texts import routing_ties
 from harness.analysis.caveats.timing import launch_bound, priced_from_steps
 from harness.analysis.cells import measured_rows, priced
-from harness.analysis.failures import failures
+from harness.analysis.lossless import failures, text_checks
 from harness.analysis.round_costs import ceilings, latency_of_draft, latency_table
 from harness.analysis.setup import Setup, run_facts
 from harness.analysis.unstable import unstable_steps
 from harness.records import GREEDY, LatencyRow, ResultRow, Trial, grouped
-from harness.summary import StepCurve, Summary
+from harness.summary import DistributionTest, StepCurve, Summary
 from harness.theory.roofline import shortest_context, step_bounds
 
 
 def analyse_profile(setup: Setup) -> Summary:
-    """Everything a profile says; what was not measured is empty."""
     run = setup.run
     measured = [row for name in (setup.model, setup.draft) for row in _plain_rows(run.trials, name)]
     latency = latency_table(setup)
@@ -93,3 +95,18 @@ def step_curves(rows: Sequence[LatencyRow]) -> Iterator[StepCurve]:
                 target_mbu=target.mbu,
                 draft_mbu=draft.mbu,
             )
+
+
+def analyse_snapshot(setup: Setup) -> Summary:
+    run = setup.run
+    checks = text_checks(run.trials, run.checks)
+    tests = tuple(check for check in run.checks if isinstance(check, DistributionTest))
+    rows = measured_rows(run.trials, model=setup.model, draft=setup.draft, times={})
+    return Summary(
+        run=run_facts(setup, rows),
+        failures=failures(setup, checks=checks, tests=tests),
+        caveats=(*of_setup(setup), *routing_ties.of(checks)),
+        results=tuple(rows),
+        text_checks=tuple(checks),
+        distribution_tests=tests,
+    )
