@@ -74,7 +74,6 @@ class HeadDrafter(ModelDrafter):
         rule: Rule = "ratio",
         threshold: float = 0.0,
     ) -> None:
-        """Draft with `head` for `target`, whose forwards keep their states."""
         super().__init__(head, sampling, rule, threshold)
         self._head, self._target = head, target
         # [n, width] the target's states of the pending rows
@@ -122,7 +121,6 @@ class HeadDrafter(ModelDrafter):
         return torch.cat(rows)
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
-        """Remove the round's own rows, and take the target's states of the emitted tokens."""
         emitted = torch.cat([proposal.tokens[:accepted], next_token]).to(self._head.device)
         self._note(emitted)
         self._head.rewind(max(0, proposal.tokens.shape[0] - 1))

@@ -40,12 +40,10 @@ class LookupDrafter(ABC):
         self.eos, self.text = frozenset(eos), list[int]()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start with the prompt as the text; there is nothing to prefill."""
         self.text = []
         self.append(prompt)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append emitted tokens to the text."""
         self.text += tokens
 
     @abstractmethod
@@ -60,12 +58,10 @@ class LookupDrafter(ABC):
         return self.draft(count)
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
-        """Propose up to `count` tokens, perhaps none, on the uniforms' device."""
         tokens = torch.tensor(self.draft(count), dtype=torch.long, device=uniforms.device)
         return Proposal(tokens, None)
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
-        """Append the emitted tokens to the text that is searched."""
         self.append(host_tokens(torch.cat([proposal.tokens[:accepted], next_token])))
 
 
@@ -73,19 +69,16 @@ class NgramDrafter(LookupDrafter):
     """Proposes the tokens after the first occurrence of the text's last n-gram."""
 
     def __init__(self, eos: Collection[int], ngram: int = LONGEST_NGRAM) -> None:
-        """Search n-grams of `ngram` tokens at most; `eos` are the ids that end a text."""
         super().__init__(eos)
         self._ngram = ngram
         # By n-gram, the index of the token after its occurrence
         self._after: dict[tuple[int, ...], int] = {}
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start with the prompt as the text; there is nothing to prefill."""
         self._after = {}
         super().begin(prompt)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append emitted tokens to the text and to the index."""
         text = self.text
         for token in tokens:
             # The n-gram at the end of the text becomes an occurrence when a token follows it
@@ -94,7 +87,6 @@ class NgramDrafter(LookupDrafter):
             text.append(token)
 
     def draft(self, count: int) -> list[int]:
-        """The proposal after the text, at most `count` tokens."""
         text = self.text
         sizes = range(min(self._ngram, len(text) - 1), 0, -1)
         places = (self._after.get(tuple(text[-size:])) for size in sizes)
@@ -113,7 +105,6 @@ class SimpleNgramDrafter(NgramDrafter):
     """
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append emitted tokens to the text and to the index."""
         for token in tokens:
             self.text.append(token)
             # The history lacks the last token, and a match needs a token of the history behind it
@@ -122,7 +113,6 @@ class SimpleNgramDrafter(NgramDrafter):
                 self._after[tuple(self.text[end - self._ngram : end])] = end
 
     def draft(self, count: int) -> list[int]:
-        """The proposal after the text, at most `count` tokens."""
         too_short = len(self.text) - 1 <= self._ngram + count + 1
         return [] if too_short else self.scored(count)
 

@@ -210,7 +210,6 @@ class Verifier:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The key that verifiers with the same work share."""
         return (self._probabilities, self._penalty, self._rule, self._synthetic)
 
     def note(self, accepted: Tensor, next_token: Tensor) -> None:

@@ -63,7 +63,6 @@ class ModelDrafter:
             self.propose(count, torch.full((count,), 0.5, dtype=torch.float64, device=device))
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Fill the cache with prompt[:-1]; the last token is pending."""
         self._model.prefill(prompt[:-1])
         self._seen = seen_by(self._model, prompt, self._sampling)
         self._pending = torch.tensor(prompt[-1:], device=self._model.device)
@@ -121,7 +120,6 @@ class ModelDrafter:
         return torch.cat(tokens), probs, probs[:, 0]
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
-        """Remove the rejected tokens from the cache, and set the tokens to be fed next."""
         count = proposal.tokens.shape[0]
         device = self._model.device
         self._note(torch.cat([proposal.tokens[:accepted], next_token]))
@@ -133,6 +131,5 @@ class ModelDrafter:
             self._pending = next_token.to(device)
 
     def _note(self, emitted: Tensor) -> None:
-        """Mark tokens as seen, for a repetition penalty."""
         if self._seen is not None:
             self._seen.index_fill_(0, emitted.to(self._model.device), True)

@@ -43,7 +43,6 @@ class SamplingParameters:
 
     @property
     def greedy(self) -> bool:
-        """True where tokens are chosen by argmax."""
         return self.temperature == 0.0
 
 

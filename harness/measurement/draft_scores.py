@@ -198,7 +198,6 @@ def asked_traces(
 
 
 def _asked_trace(text: GeneratedText, draft_name: str, best: Sequence[int]) -> TextTrace:
-    """The trace of a text, by the draft's likeliest token at each of its positions."""
     tokens = text.tokens
     match, one = np.equal(best, tokens).astype(np.float64), np.ones(len(tokens))
     target = np.full(len(tokens), 0.0 if text.request.sampling.greedy else np.nan)
@@ -403,7 +402,6 @@ class Distribution:
         return self.probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
     def part(self, rows: slice) -> "Distribution":
-        """Some of the rows."""
         other = copy.copy(self)
         other.best, other.finite = self.best[rows], self.finite[rows]
         other.probs = None if self.probs is None else self.probs[rows]
@@ -547,7 +545,6 @@ def trace_of(
     *,
     chosen: bool = False,
 ) -> TextTrace:
-    """The trace of a text, from its scores."""
     request, sampling = text.request, text.request.sampling
     fields: dict[str, Any] = scores._asdict()
     del fields["target_finite"], fields["draft_finite"]

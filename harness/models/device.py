@@ -73,7 +73,6 @@ class NvidiaDriver:
 
 
 def nvidia_driver() -> NvidiaDriver | None:
-    """This machine's NVIDIA driver; None where there is none."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -149,7 +148,6 @@ def card_state(card: Any) -> CardState:
 
 
 def _answer(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of an NVML function; None where it has none."""
     try:
         return ask(*arguments)
     except (pynvml.NVMLError, AttributeError):
@@ -259,7 +257,6 @@ def settle_kernels() -> None:
 
 
 def kernel_settings() -> dict[str, bool]:
-    """The current settings, for the manifest."""
     matmul = torch.backends.cuda.matmul
     return {
         "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled(),

@@ -188,11 +188,9 @@ class StandInTokenizer:
     chat_template: str | None = None
 
     def get_vocab(self) -> dict[str, int]:
-        """Every token a text can have."""
         return {f"<{token}>": token for token in range(VOCABULARY)}
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        """Encode `text`; the same bytes always give the same ids."""
         data = text.encode()
         starts = range(0, len(data), BYTES_PER_TOKEN)
         pieces = (data[start : start + BYTES_PER_TOKEN] for start in starts)

@@ -130,7 +130,6 @@ class GgufHeader:
 
     @property
     def tokens(self) -> list[str]:
-        """The texts of the vocabulary's rows."""
         return self.keys["tokenizer.ggml.tokens"]
 
     @property
@@ -141,7 +140,6 @@ class GgufHeader:
         return frozenset(ids | {i for i, text in enumerate(self.tokens) if text in ENDS})
 
     def describe(self, name: str) -> dict[str, Any]:
-        """The model in the manifest."""
         sizes = {
             "layers": self.size("block_count"),
             "hidden": self.size("embedding_length"),

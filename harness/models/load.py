@@ -84,7 +84,6 @@ class Vocabulary:
 
     @property
     def shown(self) -> str:
-        """The model as errors name it."""
         return self.keys.named(self.name)
 
 
@@ -125,7 +124,6 @@ class LoadedModel(Vocabulary):
         return tuple(dict.fromkeys(tensor.device for tensor in self.network.parameters()))
 
     def describe(self) -> dict[str, Any]:
-        """The model in the manifest."""
         parameters, config = list(self.network.parameters()), self.network.config
         stored = [part for tensor in parameters for part in stored_parts(tensor)]
         weights_bytes = sum(part.numel() * part.element_size() for part in stored)

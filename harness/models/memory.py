@@ -100,7 +100,6 @@ class MemoryNeed:
 
     @property
     def shown(self) -> str:
-        """The model as errors name it."""
         return self.keys.named(self.name)
 
     @classmethod

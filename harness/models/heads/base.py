@@ -44,7 +44,6 @@ class HeadNetwork(nn.Module, ABC):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Cache bytes per token."""
         return self.cached_numbers * self.weights[0].element_size()
 
     def features(self, states: Tensor) -> Tensor:
@@ -91,11 +90,9 @@ class Head(ABC):
 
     @property
     def device(self) -> torch.device:
-        """The device of its weights and logits."""
         return self.network.weights[0].device
 
     def describe(self) -> dict[str, Any]:
-        """The forward in use and its settings, for the manifest."""
         most = {} if self.drafts is None else {"drafts_at_most": self.drafts}
         return {"layers_read": list(self.network.layers), **most}
 
@@ -150,16 +147,13 @@ class ChainHead(Head):
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
-        """Append the rows of `tokens` [n]; return the logits after each, [n, vocab]."""
         return self.network.logits(self._run(tokens), self.vocab_size, 0)[0]
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> None:
-        """As `forward`, where the logits are not needed."""
         self._run(tokens)
 
     def _run(self, tokens: Tensor) -> Tensor:
-        """The outputs [1, n, hidden]."""
         features = self._output if self._features is None else self._features
         assert features is not None
         outputs = self._append(tokens.to(self.device).unsqueeze(0), features)
@@ -246,7 +240,6 @@ class MaskHead(RoundHead):
 
     @torch.inference_mode()
     def condition(self, states: Tensor, drafts: int | None = None) -> None:
-        """Take the target's states, and the number of tokens that the round drafts."""
         super().condition(states, drafts)
         self._rows = drafts or self.drafts or ROWS_ALONE
 
@@ -307,7 +300,6 @@ class LoadedHead(Vocabulary):
         return cls(conf.keys, conf.name, target.tokenizer, eos, context_tokens, network, facts)
 
     def describe(self) -> dict[str, Any]:
-        """The head in the manifest."""
         weights = self.network.weights
         return {
             "name": self.name,

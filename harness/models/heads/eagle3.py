@@ -43,7 +43,6 @@ from harness.models.heads.files import (
     HeadFiles,
     check_reads_states,
     found_in,
-    head_config,
     unknown_layout,
 )
 from harness.models.load import LoadedModel
@@ -106,7 +105,6 @@ class Eagle3Network(LayerNetwork):
         self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool))
 
     def project(self, tokens: Tensor, features: Tensor, angles: Angles) -> Projected:
-        """Queries, keys, values and residuals from tokens [B, n] and features [B, n, hidden]."""
         assert self.embed_tokens is not None
         normed = self.midlayer.hidden_norm(features)
         embedded = self.midlayer.input_layernorm(self.embed_tokens(tokens))
@@ -118,13 +116,11 @@ class Eagle3Network(LayerNetwork):
         return self.lm_head(self.norm(outputs))
 
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
-        """Logits [..., vocabulary] in the target's ids; -inf of tokens that it cannot draft."""
         del offset
         ids = self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
         return in_target_ids(self.draft_logits(outputs), ids, vocabulary)
 
     def features(self, states: Tensor) -> Tensor:
-        """The features [..., hidden] of the target's states [..., width]."""
         return self.fc(states.to(self.fc.weight.device, self.fc.weight.dtype))
 
 
@@ -172,14 +168,10 @@ class Layout:
 
 
 def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the EAGLE-3 head that `conf` names, for this target, onto its device and in its dtype.
-
-    Raises:
-        UserError: it is no EAGLE-3 head in a known layout, incomplete, or for another target.
-    """
+    """Read an EAGLE-3 head."""
     files = HeadFiles(conf, target, *EAGLE3)
     with explained(conf):
-        layout = _layout(head_config(conf), files.where)
+        layout = _layout(files.config, files.where)
         network = filled(Eagle3Network, layout, by_specforge(files.tensors()), files)
         facts = {
             "architecture": "EAGLE-3",
@@ -192,7 +184,6 @@ def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def eagle3_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
-    """The sizes in a head's config.json; `where` is its name in errors."""
     return _layout(config, where).shape
 
 
@@ -204,24 +195,13 @@ def _layout(config: Mapping[str, Any], where: str) -> Layout:
 
 
 def is_specforge(config: Mapping[str, Any]) -> bool:
-    """True where a config.json is of SpecForge's architectures."""
     return any(EAGLE3_CLASS.search(str(name)) for name in config.get("architectures") or ())
 
 
 def layout_of(
     config: Mapping[str, Any], where: str, what: str, *, norm_before_residual: bool
 ) -> Layout:
-    """The settings of a config.json in either layout.
-
-    Args:
-        config: its content.
-        where: its name in errors.
-        what: the kind of head, for errors.
-        norm_before_residual: the default.
-
-    Raises:
-        UserError: it has a setting that is not supported.
-    """
+    """The settings of a config.json in either layout; `where` and `what` name it in errors."""
     of_eagle = config.get("eagle_config") or {}
     settings = {**config, **of_eagle}
     check_reads_states(config, where, what)
@@ -267,9 +247,7 @@ def filled(
     if layout.of_outputs and max(layers) == last + 1:
         # NVIDIA's gpt-oss heads number inputs there, too ([24, 30, 36] of 36 layers)
         layers = tuple(layer - 1 for layer in layers)
-    if min(layers) < 0 or max(layers) > last or len(set(layers)) < len(layers):
-        raise files.other_layers(layers, "" if layout.layers else " by default")
-    files.check_width(tensors, layers)
+    files.check_layers(tensors, layers, "" if layout.layers else " by default")
     files.check_vocabulary(layout.vocabulary)
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     if t2d is not None and len(t2d) != vocabulary:

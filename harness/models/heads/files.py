@@ -37,9 +37,9 @@ class HeadFiles:
     """The files of a head, read for one target; every error is one line that names them.
 
     Attributes:
-        where: the head's name in errors.
-        target_name: the target's name in errors.
-        target_config: the config of its text model.
+        where, target_name: the head and the target as errors name them.
+        config: the head's config.json.
+        target_config: the config of the target's text model.
     """
 
     def __init__(self, conf: ModelConf, target: LoadedModel, kind: str, layouts: str) -> None:
@@ -47,6 +47,7 @@ class HeadFiles:
         self.conf, self.target, self.kind = conf, target, kind
         self.layouts, self.where = layouts, conf.where
         self.target_name = target.shown
+        self.config = head_config(conf)
         self.target_config: Any = target.network.config.get_text_config()
 
     def tensors(
@@ -56,14 +57,11 @@ class HeadFiles:
 
         They are read from the first of these that is there, as one file or in shards, pickles only
         if these may be read; otherwise from the *.safetensors of other names.
-
-        Raises:
-            UserError: there is no such file, one cannot be read, or two have the same tensor.
         """
         conf = self.conf
         names = (*files, *(pickles if conf.allow_pickle else ()))
         tensors: dict[str, Tensor] = {}
-        with quiet_transformers(), explained(conf):
+        with quiet_transformers():
             for file in weight_files(conf, source_of(conf), names):
                 safe = file.suffix == ".safetensors"
                 read = load_file(file) if safe else torch.load(file, weights_only=True)
@@ -81,30 +79,29 @@ class HeadFiles:
             if name not in UNUSED
         }
 
-    def unknown_layout(self, found: str) -> UserError:
+    def unknown_layout(self, found: str | None = None) -> UserError:
         """The error for files in none of the layouts that are read."""
-        return unknown_layout(self.where, self.kind, self.layouts, found)
+        return unknown_layout(self.where, self.kind, self.layouts, found or found_in(self.config))
 
     def other_target(self, why: str) -> UserError:
-        """The error for a head that cannot be this target's."""
         return UserError(f"{self.where}: {self.kind} for another target: {why}")
 
-    def other_layers(self, layers: Sequence[int], how: str = "") -> UserError:
-        """The error for a head that reads layers which the target does not have."""
-        return UserError(
-            f"{self.where}: it reads layers {list(layers)}{how}, and {self.target_name} has "
-            f"{self.target_config.num_hidden_layers}; give the head of this target"
-        )
-
     def other_vocabulary(self, tokens: int, vocabulary: int | None = None) -> UserError:
-        """The error for a head whose tokens are not the target's."""
         return self.other_target(
             f"the tokens are of a vocabulary of {tokens}, and {self.target_name} has "
             f"{vocabulary or self.target.vocab_size}"
         )
 
-    def check_width(self, tensors: Mapping[str, Tensor], layers: Sequence[int]) -> None:
-        """Refuse a head whose `fc` has another width than the hidden states of these layers."""
+    def check_layers(
+        self, tensors: Mapping[str, Tensor], layers: Sequence[int], how: str = ""
+    ) -> None:
+        """Refuse a head that reads layers which the target lacks, or of another width than its."""
+        count = self.target_config.num_hidden_layers
+        if min(layers) < 0 or max(layers) > count or len(set(layers)) < len(layers):
+            raise UserError(
+                f"{self.where}: it reads layers {list(layers)}{how}, and {self.target_name} has "
+                f"{count}; give the head of this target"
+            )
         hidden, fc = self.target_config.hidden_size, tensors.get("fc.weight")
         if fc is not None and fc.shape[1] != len(layers) * hidden:
             raise self.other_target(
@@ -119,6 +116,11 @@ class HeadFiles:
         """
         if tokens not in (None, self.target_config.vocab_size, self.target.vocab_size):
             raise self.other_vocabulary(tokens)
+
+    def check_mask_token(self, token: int) -> int:
+        if not 0 <= token < self.target.vocab_size:
+            raise self.other_vocabulary(token + 1)
+        return token
 
     def check_ids(self, ids: Tensor) -> Tensor:
         """The target's ids [draft vocabulary] of tokens that a head can draft, checked to exist."""
@@ -152,13 +154,6 @@ class HeadFiles:
             )
         return own
 
-    def embedding(self, tensors: dict[str, Tensor], hidden: int) -> tuple[nn.Module, bool]:
-        """The embedding, and whether it is the head's own, which is removed from `tensors`."""
-        shared: Any = self.target.network.get_input_embeddings()
-        rows = self.target.vocab_size
-        own = self.own_matrix(tensors, "embed_tokens.weight", shared, rows, hidden)
-        return (shared, False) if own is None else (nn.Embedding.from_pretrained(own), True)
-
     def matrices(
         self,
         tensors: dict[str, Tensor],
@@ -171,20 +166,19 @@ class HeadFiles:
 
         The head's own matrices are removed from `tensors`. One without an output matrix has that of
         its own embedding where it is tied to it, otherwise the target's, which is returned as its
-        `__call__`, since it must be no submodule of a head.
-
-        Args:
-            tensors: the head's weights.
-            hidden: its hidden size.
-            ids: the target's ids of the tokens that it can draft; None: all.
-            tied: whether its output matrix is its embedding.
+        `__call__`, since it must be no submodule of a head. `ids` are the target's ids of the
+        tokens that it can draft; None: all.
 
         Raises:
             UserError: a matrix is of another size, or it has no output matrix and drafts other
                 tokens than all of the target's.
         """
-        embed, own_embedding = self.embedding(tensors, hidden)
         vocabulary = self.target.vocab_size
+        embed: Any = self.target.network.get_input_embeddings()
+        own = self.own_matrix(tensors, "embed_tokens.weight", embed, vocabulary, hidden)
+        own_embedding = own is not None
+        if own is not None:
+            embed = nn.Embedding.from_pretrained(own)
         shared: Any = (
             embed if tied and own_embedding else self.target.network.get_output_embeddings()
         )
@@ -237,11 +231,7 @@ class HeadFiles:
     def loaded(
         self, network: Any, facts: Mapping[str, Any], context_tokens: int | None
     ) -> LoadedHead:
-        """The head on its target's device, in its dtype, with its tokenizer.
-
-        Raises:
-            UserError: it does not fit the device's memory.
-        """
+        """The head on its target's device, in its dtype, if it fits the device's memory."""
         conf, target = self.conf, self.target
         dtype, device = target.network.dtype, target.network.device
         weight_bytes = float(sum(weight.numel() for weight in network.weights) * dtype.itemsize)
@@ -255,11 +245,6 @@ class HeadFiles:
 
 
 def head_config(conf: ModelConf) -> dict[str, Any]:
-    """The config.json of the head that `conf` names.
-
-    Raises:
-        UserError: there is none, or it cannot be read.
-    """
     where = conf.where
     # Only with this option transformers raises where the hub cannot be reached
     reached = {"_raise_exceptions_for_missing_entries": True}
@@ -314,10 +299,7 @@ def is_of(config: Mapping[str, Any], kind: str) -> bool:
 
 
 def head_memory_need(conf: ModelConf, target: MemoryNeed) -> MemoryNeed | None:
-    """The memory of a head, from its config before its weights are read.
-
-    Without its own embedding, which is not known before; None where its config has no sizes.
-    """
+    """The memory of a head, from its config alone, so without its own embedding; None: unknown."""
     spec = DRAFTS[conf.kind]
     if not spec.shape:
         return None

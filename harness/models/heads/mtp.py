@@ -102,7 +102,6 @@ class MtpNetwork(HeadNetwork):
 
     @property
     def weights(self) -> list[Tensor]:
-        """The layer's own weights, without an embedding and output matrix that are the target's."""
         return [self.fc.weight] + [
             weight
             for weight in self.parameters()
@@ -120,7 +119,6 @@ class MtpNetwork(HeadNetwork):
         return sum(each.numel() * each.element_size() for each in (kept.keys, kept.values))
 
     def new_cache(self) -> DynamicCache:
-        """An empty cache for `rows`."""
         return DynamicCache(config=self.network.config)
 
     def rows(self, tokens: Tensor, features: Tensor, cache: DynamicCache, **where: Any) -> Tensor:
@@ -141,21 +139,15 @@ class MtpNetwork(HeadNetwork):
         return output.last_hidden_state
 
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
-        """Logits [..., vocabulary] of outputs [..., hidden]."""
         del offset
         head: Any = self.network.get_output_embeddings()
         return head(outputs)[..., :vocabulary]
 
     def with_cache(self, vocab_size: int) -> "MtpHead":
-        """The head for the loop."""
         return MtpHead(self, vocab_size)
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
-        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
-
-        Pass 0 leaves its rows in a cache. The chains of a block of starts are appended to it, pass
-        by pass, and removed before the next block.
-        """
+        """A block of chains is appended to the cache of pass 0, pass by pass, and then removed."""
         features = self.features(states)
         tokens, count = tokens.to(features.device), features.shape[1]
         cache = self.new_cache()
@@ -206,7 +198,6 @@ class MtpHead(ChainHead):
         self._cache = network.new_cache()
 
     def rewind(self, count: int) -> None:
-        """Remove the last `count` rows."""
         if count:
             self._cache.crop(-count)
 
@@ -221,11 +212,7 @@ class MtpHead(ChainHead):
 
 
 def load_mtp(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the MTP layer from the checkpoint that `conf` names, the target's or a similar one.
-
-    Raises:
-        UserError: the target is of another type, or the checkpoint has no supported MTP layer.
-    """
+    """Read the MTP layer from the checkpoint that `conf` names, the target's or a similar one."""
     named = target.shown
     where = conf.shown
     config: Any = target.network.config.get_text_config()

@@ -72,11 +72,7 @@ class PardNetwork(HeadNetwork):
         self.cached_numbers = 2 * config.num_hidden_layers * heads * head_dim
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
-        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
-
-        B is 1. The text is read once, and the masks of many starts together; each mask attends to
-        its own text and to the masks before it.
-        """
+        """The text is read once, and the masks of many starts together. B is 1."""
         count, backbone = states.shape[1], self.network.base_model
         depth = min(depth, self.drafts or depth, count - first)
         tokens = tokens[:, : count + 1].to(self.weights[0].device)
@@ -115,13 +111,11 @@ class PardNetwork(HeadNetwork):
         return hidden[0].unflatten(0, (len(starts), masks))
 
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
-        """Logits [..., vocabulary] of outputs [..., hidden]; see `HeadNetwork.logits`."""
         del offset
         head: Any = self.network.get_output_embeddings()
         return of_width(head(outputs), vocabulary)
 
     def with_cache(self, vocab_size: int) -> "PardHead":
-        """The draft for the loop."""
         return PardHead(self, vocab_size)
 
 
@@ -139,12 +133,10 @@ class PardHead(MaskHead):
         self._unread: list[int] = []
 
     def start(self, first: Sequence[int]) -> None:
-        """Clear the draft before a text that begins with `first`."""
         self._clear()
         self._unread = list(first)
 
     def extend(self, tokens: Tensor) -> None:
-        """Read tokens of a text that has just been started."""
         self._model.prefill([*self._unread, *tokens.tolist()])
         self._unread = []
 
@@ -177,12 +169,7 @@ def of_width(logits: Tensor, vocabulary: int) -> Tensor:
 
 
 def load_pard(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the PARD draft that `conf` names, onto the target's device and in its dtype.
-
-    Raises:
-        UserError: no causal model with a mask token, one with another tokenizer than the target's,
-            or one whose layers do not run as `PardNetwork.passes` needs it.
-    """
+    """Read a PARD draft, whose layers must run as `PardNetwork.passes` needs it."""
     where, config = conf.where, head_config(conf)
     mask_token = config.get(PARD_KEY)
     if not isinstance(mask_token, int):

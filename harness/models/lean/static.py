@@ -84,7 +84,6 @@ class StaticModel(LeanModel):
         super().__init__(network, vocab_size)
 
     def describe(self) -> dict[str, Any]:
-        """The forward in use, and whether recorded work was compiled, for the manifest."""
         return {**super().describe(), "compiled": self._compiled}
 
     @property
@@ -102,19 +101,16 @@ class StaticModel(LeanModel):
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Clear the cache and fill it with `tokens`, which may be empty."""
         self.reserve(max(self._reserved, len(tokens) + 1))
         super().prefill(tokens)
 
     @torch.inference_mode()
     def fill(self, batch: int, context_tokens: int) -> None:
-        """Make the cache one of `batch` sequences with `context_tokens` each, for timing."""
         self._allocate(batch, context_tokens + PIECE)
         self._length = context_tokens
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
-        """Append `tokens` [n]; return the logits after each, [n, vocab]."""
         if self._offset is not None:
             return self._run(tokens)
         (logits,) = self.recorded(("forward", len(tokens)), lambda ids: (self._run(ids),), tokens)
@@ -123,8 +119,6 @@ class StaticModel(LeanModel):
 
     @torch.inference_mode()
     def forward_batch(self, tokens: Tensor) -> Tensor:
-        """Append `tokens` [batch, n]; return the logits after each, [batch, n, vocab]."""
-
         def work(ids: Tensor) -> tuple[Tensor]:
             return (self._logits(self._hidden(ids)).view(*ids.shape, -1),)
 
@@ -135,7 +129,6 @@ class StaticModel(LeanModel):
         return logits
 
     def knows(self, key: Hashable) -> bool:
-        """True where work under this key has been recorded."""
         return key in self._recordings
 
     @torch.inference_mode()
@@ -258,7 +251,6 @@ class StaticModel(LeanModel):
         return self._logits(hidden[-logits_to_keep:])
 
     def _hidden(self, tokens: Tensor) -> Tensor:
-        """Run tokens [B, n] through every layer; [B * n, hidden], before the last norm."""
         if self._offset is None:  # a prefill, which is not recorded
             return super()._hidden(tokens)
         weights, count = self.weights, tokens.shape[1]
