@@ -17,14 +17,19 @@ from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Described
 from harness.commands.tasks import BATCH, EncodedPrompt
 from harness.config import AuditionConfig, PairConfig
-from harness.decoding.heads import HeadDrafter
+from harness.decoding.drafters import HeadDrafter
 from harness.decoding.lookups import LookupDrafter
 from harness.engine_facts.draft_kinds import DRAFTS
 from harness.measurement import environment
 from harness.measurement.confidences import draft_confidences
-from harness.measurement.draft_scores import DraftSampling, as_target, lookup_traces, score_texts
+from harness.measurement.draft_scores import (
+    DraftSampling,
+    as_target,
+    lookup_traces,
+    score_texts,
+    score_with_head,
+)
 from harness.measurement.generations import Draft, Models, Request
-from harness.measurement.head_scores import score_with_head
 from harness.measurement.round_times import FullLookup
 from harness.measurement.step_times import TimedModel, time_lookups
 from harness.measurement.target_texts import GeneratedText

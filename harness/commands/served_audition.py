@@ -72,7 +72,8 @@ from harness.engines.protocol import (
     ServerDiedError,
 )
 from harness.measurement.clock import undisturbed
-from harness.measurement.draft_scores import asked_confidences, asked_traces, lookup_traces
+from harness.measurement.draft_scores import lookup_traces
+from harness.measurement.remote_scores import asked_scores
 from harness.measurement.server_request import ask, decoded
 from harness.measurement.target_texts import GeneratedText
 from harness.models.gguf_file import read_model
@@ -302,25 +303,24 @@ def _score(run: _Run, name: str, work: Workload, plain: Server) -> None:
     asked = replace(work, config=replace(work.config, p_min=[min(thresholds, default=0.0)]))
     engine = work.adapter.start_draft(to_serve(folder, asked, slots=1))
     assert engine is not None  # a file
+    among = work.adapter.spec.draft_top_k or 0
     with engine.open(0) as server:
         _time_steps(run, name, work, {"draft": server, "target": plain})
         with progress(f"scoring the texts by {name}", len(texts)) as tick:
             for start in range(0, len(texts), STORED_TOGETHER):
                 part = texts[start : start + STORED_TOGETHER]
-                if thresholds:
-                    scores = asked_confidences(
-                        part,
-                        server,
-                        draft_name=name,
-                        num_draft_tokens=most,
-                        least=min(thresholds),
-                        among=work.adapter.spec.draft_top_k or 0,
-                        tick=tick,
-                    )
-                    folder.add_confidences([confidence for _, confidence in scores])
-                    folder.add_traces([trace for trace, _ in scores])
-                else:
-                    folder.add_traces(asked_traces(part, server, draft_name=name, tick=tick))
+                traces, confidences = asked_scores(
+                    part,
+                    server,
+                    draft_name=name,
+                    num_draft_tokens=most,
+                    least=min(thresholds, default=None),
+                    among=among if thresholds else 0,
+                    tick=tick,
+                )
+                if confidences:
+                    folder.add_confidences(confidences)
+                folder.add_traces(traces)
 
 
 def _time_steps(

@@ -3,7 +3,7 @@
 Texts are scored (traces.parquet) and held against the target (checks.jsonl) by the pair's weights,
 loaded only meanwhile. At temperature 0 replay needs the draft's likeliest tokens alone, so the
 target is not loaded for it. Of a draft that is a file of the user's they are asked of the engine
-itself, which needs no weights here (`measurement.draft_scores.asked_traces`).
+itself, which needs no weights here (`measurement.remote_scores.asked_scores`).
 
 Greedy texts that differ from plain decoding's are judged while its server answers. Which
 differences are ties is measured on that server (`harness.measurement.engine_noise`), in requests
@@ -33,12 +33,7 @@ from harness.commands.server_start import check_target, started, stored_facts, t
 from harness.commands.tasks import PLAIN, Role
 from harness.engine_facts.engines import OWN, spec_of
 from harness.engines.protocol import RefusedError, RequestFailedError, Server, ServerDiedError
-from harness.measurement.draft_scores import (
-    asked_confidences,
-    asked_traces,
-    lookup_traces,
-    score_texts,
-)
+from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.engine_noise import (
     MOST_NOISE,
     WANTED_POSITIONS,
@@ -47,6 +42,7 @@ from harness.measurement.engine_noise import (
     ask_margins,
     noise_of,
 )
+from harness.measurement.remote_scores import asked_scores
 from harness.measurement.server_request import decoded, largest_gap, likelihood_test
 from harness.measurement.target_texts import GeneratedText
 from harness.models.device import release_memory
@@ -219,25 +215,20 @@ def _asked(
     """Traces by the draft's own server; where there is a threshold, confidences are stored, too."""
     name, threshold = work.config.draft.name, work.config.threshold
     with progress("scoring the returned texts", sum(map(len, of_k.values()))) as tick:
-        if not threshold:
-            return {
-                k: asked_traces(texts, draft, draft_name=name, tick=tick)
-                for k, texts in of_k.items()
-            }
         among = work.adapter.spec.draft_top_k or 0
         made: dict[int, list[TextTrace]] = {}
         for k, texts in of_k.items():
-            known = asked_confidences(
+            made[k], known = asked_scores(
                 texts,
                 draft,
                 draft_name=name,
                 num_draft_tokens=most,
-                least=threshold,
-                among=among,
+                least=threshold or None,
+                among=among if threshold else 0,
                 tick=tick,
             )
-            made[k] = [trace for trace, _ in known]
-            folder.add_confidences([each for _, each in known])
+            if known:
+                folder.add_confidences(known)
         return made
 
 

@@ -29,12 +29,7 @@ from harness.records import LONGEST_NGRAM
 
 
 class LookupDrafter(ABC):
-    """A `Drafter` that looks its tokens up and samples none.
-
-    Attributes:
-        eos: the ids that end a text.
-        text: the prompt and the text so far.
-    """
+    """A `Drafter` that looks its tokens up in the prompt and the text so far, and samples none."""
 
     def __init__(self, eos: Collection[int]) -> None:
         self.eos, self.text = frozenset(eos), list[int]()
@@ -48,10 +43,7 @@ class LookupDrafter(ABC):
 
     @abstractmethod
     def draft(self, count: int) -> list[int]:
-        """The proposal after the text, at most `count` tokens.
-
-        The proposal for a smaller `count` is the beginning of that for a larger one.
-        """
+        """At most `count` tokens after the text; of a smaller `count` the beginning of these."""
 
     def scored(self, count: int) -> list[int]:
         """The proposal for replay, without limits that depend on `count` and the text's length."""
@@ -91,7 +83,8 @@ class NgramDrafter(LookupDrafter):
         sizes = range(min(self._ngram, len(text) - 1), 0, -1)
         places = (self._after.get(tuple(text[-size:])) for size in sizes)
         place = next((place for place in places if place is not None), len(text))
-        return _before_end(text[place : place + count], self.eos)
+        draft = text[place : place + count]
+        return draft[: next((n for n, token in enumerate(draft) if token in self.eos), count)]
 
 
 class SimpleNgramDrafter(NgramDrafter):
@@ -117,7 +110,7 @@ class SimpleNgramDrafter(NgramDrafter):
         return [] if too_short else self.scored(count)
 
     def scored(self, count: int) -> list[int]:
-        """The proposal without the limit on the text's length."""
+        """Without the limit on the text's length."""
         history, size = len(self.text) - 1, self._ngram
         place = self._after.get(tuple(self.text[-size:]))
         if place is None or history - place < size:
@@ -130,17 +123,11 @@ one_token_ngram = partial(SimpleNgramDrafter, ngram=1)
 default_ngram = partial(SimpleNgramDrafter, ngram=12)
 
 
-def _before_end(draft: list[int], eos: Collection[int]) -> list[int]:
-    end = next((n for n, token in enumerate(draft) if token in eos), len(draft))
-    return draft[:end]
-
-
 class Lookups(NamedTuple):
-    """The proposals of a look-up from every start of a text.
+    """The proposals of a look-up from every start of a text: their number, at most K, [n].
 
     Attributes:
         matches: [n, K] whether the token proposed at this offset is the text's.
-        proposed: [n] how many tokens are proposed, at most K.
     """
 
     matches: NDArray[np.bool_]

@@ -75,8 +75,6 @@ class CachedModel:
         text_batches: how texts share a batch in generation and in scoring, or why they do not;
             set by `harness.measurement` when it has tried.
         positions: whether position ids are passed to every forward.
-        cache_argument: the name under which the network's forward takes its cache.
-        makes_state: whether the network makes its own kind of cache.
         states: [n, layers * hidden] the states of the last fed tokens that `keep_states` asks for;
             None where none are kept.
 
@@ -161,10 +159,7 @@ class CachedModel:
 
     @torch.inference_mode()
     def fill(self, batch: int, context_tokens: int) -> None:
-        """Make the cache one of `batch` sequences with `context_tokens` each, for timing.
-
-        The tokens are arbitrary, since a step's time does not depend on the values.
-        """
+        """Make the cache one of `batch` texts of `context_tokens` arbitrary tokens, for timing."""
         self._clear()
         chunk = max(1, FILL_POSITIONS // batch)
         for start in range(0, context_tokens, chunk):
@@ -258,8 +253,7 @@ class CachedModel:
 class SnapshotModel(CachedModel):
     """A causal model whose cache has recurrent states: rewound by restoring a copy.
 
-    The copy is taken before the first forward after a rewind, so once per round for the target and
-    once per round for the draft; the accepted tokens are fed again.
+    It is taken before the first forward after a rewind; the accepted tokens are fed again.
     """
 
     rewinding = "snapshot"

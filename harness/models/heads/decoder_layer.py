@@ -69,10 +69,8 @@ class LayerNetwork(HeadNetwork):
     """The weights and arithmetic of a head.
 
     Attributes:
-        midlayer: the first layer, mostly the only one.
-        fc: to the layer's width.
+        midlayer: the first layer, mostly the only one; the later ones are `more`.
         embed_tokens: the target's embedding [V, hidden], or its own.
-        own_embedding: whether the embedding is its own.
     """
 
     midlayer: Any
@@ -86,13 +84,13 @@ class LayerNetwork(HeadNetwork):
         self.cached_numbers = 2 * self.kv_heads * self.head_dim
         # Layers after the first
         self.more = nn.ModuleList()
-        self.embed_tokens: nn.Module | None = None
+        self.embed_tokens: Any = None
         self.own_embedding = False
         self.rotary = LlamaRotaryEmbedding(config)
 
     @abstractmethod
     def project(self, tokens: Tensor, features: Tensor, angles: Angles) -> Projected:
-        """Queries, keys, values and residuals from tokens [B, n] and features [B, n, hidden]."""
+        """From tokens [B, n] and features [B, n, hidden]."""
 
     @property
     def weights(self) -> list[Tensor]:
@@ -158,10 +156,7 @@ class LayerNetwork(HeadNetwork):
 
 
 def shape_of_layer(layer: LlamaConfig, vocab: int, states: int) -> HeadArchitecture:
-    """The sizes of a head of one such layer, by its config, that reads states of this width.
-
-    An upper bound for EAGLE: the attention of an EAGLE-3 head, which this counts, is twice as wide.
-    """
+    """The sizes of a head of one layer; an upper bound for EAGLE, of half as wide an attention."""
     return HeadArchitecture(
         layers=1,
         hidden=layer.hidden_size,

@@ -34,7 +34,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +58,6 @@ from harness.records import UserError
 
 # Positions of blocks in memory at a time, when the starts of a text are scored
 QUERIES = 512
-
-Network = TypeVar("Network", bound="DFlashNetwork")
 
 
 class KeysValues(NamedTuple):
@@ -104,9 +102,7 @@ class DFlashNetwork(HeadNetwork):
     """The drafter's weights and arithmetic.
 
     Attributes:
-        block: positions of a block, with that of the text's last token.
-        first: the first of these that drafts: 0 or 1.
-        drafts: the most tokens that it drafts from a start.
+        block, first: positions of a block, with the text's last token; the first that drafts.
         embed, output: its embedding and its output matrix, or the target's.
         ids: [draft vocabulary] the target's ids of the tokens that it can draft; None: all.
     """
@@ -163,12 +159,9 @@ class DFlashNetwork(HeadNetwork):
         return [_keys_values(layer.self_attn, features, angles) for layer in layers]
 
     def blocks(self, tokens: Tensor, angles: Angles, attend: Sequence[Attend]) -> Tensor:
-        """The outputs [B, drafts, hidden] of the blocks that begin with tokens [B].
+        """The outputs [B, drafts, hidden] of blocks behind the last tokens [B] of texts.
 
-        Args:
-            tokens: the last token of each text.
-            angles: [B or 1, block, D] of the block's positions.
-            attend: the attention of a block's queries, for each layer.
+        `angles` [B or 1, block, D] are of the positions, `attend` the attention of each layer.
         """
         masks = tokens.new_full((len(tokens), self.block - 1), self.mask_token)
         hidden = self.embed(torch.cat([tokens.unsqueeze(1), masks], dim=1))
@@ -202,13 +195,9 @@ class DFlashNetwork(HeadNetwork):
 
 
 def _attend_up_to(query: Tensor, own: KeysValues, *, seen: Tensor, context: KeysValues) -> Tensor:
-    """The attention of each block to its rows of a common context, and to all of itself.
+    """The attention of blocks [B, heads, block, D] to rows of one text, and to all of themselves.
 
-    Args:
-        query: [B, heads, block, D].
-        own: keys and values of each block.
-        seen: [B, n] bool, the context's rows that a block attends to.
-        context: keys and values of one text, [1, KV heads, n, D].
+    `seen` [B, n] are the rows of the text that a block attends to.
     """
     groups = query.shape[1] // own.keys.shape[1]
     scale, rows = query.shape[-1] ** -0.5, seen.shape[1]
@@ -285,9 +274,7 @@ class Block:
 
     Attributes:
         layers: the target's layers whose inputs are read.
-        block: positions of a block, as trained or of `draft.block`.
-        vocabulary: size of the target's vocabulary; None where the config does not say.
-        first: the first position of a block that drafts.
+        block, first: positions of a block, as trained or of `draft.block`; the first that drafts.
     """
 
     layout: str
@@ -327,13 +314,8 @@ def block_of(
 ) -> Block:
     """The checked configuration of a drafter, in a layout or in that of speculators.
 
-    Args:
-        settings: `block_size`, `mask_token_id` and `target_layer_ids`, the layers whose outputs are
-            read.
-        asked: other settings that may change the arithmetic.
-
-    Raises:
-        UserError: a setting is missing, or one is set that is not supported.
+    `settings` have `block_size`, `mask_token_id` and `target_layer_ids`, the layers whose outputs
+    are read; `asked` are others, which may change the arithmetic.
     """
     config, conf = files.config, files.conf
     layer, layers = config, [int(number) + 1 for number in settings.get("target_layer_ids") or ()]
@@ -370,9 +352,8 @@ def block_of(
 
 
 def filled(
-    kind: Callable[..., Network], block: Block, tensors: dict[str, Tensor], files: HeadFiles
-) -> Network:
-    """The drafter with its weights, after all comparisons with the target."""
+    kind: Callable[..., Any], block: Block, tensors: dict[str, Tensor], files: HeadFiles
+) -> Any:
     if block.block <= block.first:
         raise UserError(
             f"{files.where}: blocks of {block.block} positions draft no token; give block_size in"

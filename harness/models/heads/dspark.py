@@ -74,10 +74,8 @@ class MarkovHead(nn.Module):
     def forward(self, token: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """The input of `markov_w2` [n, rank], and the state [n, rank] for the next position.
 
-        Args:
-            token: [n] the token before the position.
-            hidden: [n, hidden] of the position, after the last norm.
-            state: of the position before; None at the first.
+        `token` [n] is the one before the position, `hidden` [n, hidden] its own after the last
+        norm, `state` that of the position before; None at the first.
         """
         before = self.markov_w1(token)
         state = torch.zeros_like(before) if state is None else state
@@ -93,11 +91,7 @@ class MarkovHead(nn.Module):
 
 
 class DSparkNetwork(DFlashNetwork):
-    """The drafter's weights and arithmetic.
-
-    Attributes:
-        markov_head: None where the drafts of a block do not depend on each other.
-    """
+    """The drafter's weights; without a Markov head, drafts do not depend on each other."""
 
     def __init__(
         self, config: Qwen3Config, *, markov_head: MarkovHead | None = None, **parts: Any

@@ -49,11 +49,7 @@ LLAMA_LAYER = re.compile(r"(Eagle)?(Llama|Qwen2|Mixtral)ForCausalLM(Eagle)?$")
 
 
 class EagleNetwork(LayerNetwork):
-    """The head's weights and arithmetic.
-
-    Attributes:
-        output: its output matrix, or the target's.
-    """
+    """The head's weights and arithmetic; `output` is its output matrix, or the target's."""
 
     def __init__(
         self,
@@ -72,7 +68,6 @@ class EagleNetwork(LayerNetwork):
         self.output = output
 
     def project(self, tokens: Tensor, features: Tensor, angles: Angles) -> Projected:
-        assert self.embed_tokens is not None
         row = self.fc(torch.cat([self.embed_tokens(tokens), features], dim=-1))
         return self.attended_by(row, row, angles)
 
@@ -126,7 +121,6 @@ def _config(config: Mapping[str, Any], where: str) -> LlamaConfig:
 
 
 def _network(config: LlamaConfig, tensors: dict[str, Tensor], files: HeadFiles) -> EagleNetwork:
-    """The head with its weights, after all comparisons with the target."""
     hidden = config.hidden_size
     if hidden != files.target_config.hidden_size:
         raise files.other_target(

@@ -21,7 +21,7 @@ Layer ids may end with the last boundary: the output of the last layer, before t
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +39,7 @@ from harness.models.heads.decoder_layer import (
     Projected,
     shape_of_layer,
 )
-from harness.models.heads.files import (
-    HeadFiles,
-    check_reads_states,
-    found_in,
-    unknown_layout,
-)
+from harness.models.heads.files import HeadFiles, check_reads_states, found_in, unknown_layout
 from harness.models.load import LoadedModel
 from harness.records import UserError
 from harness.theory.architecture import HeadArchitecture
@@ -56,9 +51,6 @@ STATES = 3
 def default_layers(layers: int) -> tuple[int, ...]:
     """The target's layers whose inputs a head reads where its config names none."""
     return (2, layers // 2, layers - 3)
-
-
-Network = TypeVar("Network", bound="Eagle3Network")
 
 
 class _Layer(Layer):
@@ -75,7 +67,6 @@ class Eagle3Network(LayerNetwork):
 
     Attributes:
         norm_before_residual: whether the residual is the feature after `hidden_norm`.
-        lm_head: its output matrix, or the target's.
         d2t: [draft vocabulary] the target's id of each token, minus its own.
         t2d: [V] which of the target's tokens it can draft.
     """
@@ -105,14 +96,12 @@ class Eagle3Network(LayerNetwork):
         self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool))
 
     def project(self, tokens: Tensor, features: Tensor, angles: Angles) -> Projected:
-        assert self.embed_tokens is not None
         normed = self.midlayer.hidden_norm(features)
         embedded = self.midlayer.input_layernorm(self.embed_tokens(tokens))
         row = torch.cat([embedded, normed], dim=-1)
         return self.attended_by(row, normed if self.norm_before_residual else features, angles)
 
     def draft_logits(self, outputs: Tensor) -> Tensor:
-        """Logits [..., draft vocabulary] of outputs [..., hidden]."""
         return self.lm_head(self.norm(outputs))
 
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
@@ -145,9 +134,6 @@ class Layout:
         layers: the target's layers whose inputs are read, the number of layers being the output of
             the last; None: the default ones.
         of_outputs: whether `layers` were given as the layers whose outputs are read.
-        norm_before_residual: see `Eagle3Network`.
-        vocabulary: size of the target's vocabulary; None where the config does not say.
-        draft_vocabulary: number of tokens that it can draft; None: the target's vocabulary.
     """
 
     name: str
@@ -157,14 +143,6 @@ class Layout:
     norm_before_residual: bool
     vocabulary: int | None
     draft_vocabulary: int | None
-
-    @property
-    def shape(self) -> HeadArchitecture:
-        """The sizes; of a target as wide as the layer, where the config names no other width."""
-        layer = self.layer
-        target_hidden = getattr(layer, "target_hidden_size", None) or layer.hidden_size
-        states = len(self.layers or range(STATES)) * target_hidden
-        return shape_of_layer(layer, self.draft_vocabulary or layer.vocab_size, states)
 
 
 def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:
@@ -184,7 +162,12 @@ def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def eagle3_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
-    return _layout(config, where).shape
+    layout = _layout(config, where)
+    layer = layout.layer
+    # Of a target as wide as the layer, where the config names no other width
+    target_hidden = getattr(layer, "target_hidden_size", None) or layer.hidden_size
+    states = len(layout.layers or range(STATES)) * target_hidden
+    return shape_of_layer(layer, layout.draft_vocabulary or layer.vocab_size, states)
 
 
 def _layout(config: Mapping[str, Any], where: str) -> Layout:
@@ -238,9 +221,8 @@ def by_specforge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def filled(
-    kind: Callable[..., Network], layout: Layout, tensors: dict[str, Tensor], files: HeadFiles
-) -> Network:
-    """The head with its weights, after all comparisons with the target."""
+    kind: Callable[..., Any], layout: Layout, tensors: dict[str, Tensor], files: HeadFiles
+) -> Any:
     config, vocabulary = files.target_config, files.target.vocab_size
     last = config.num_hidden_layers
     layers = layout.layers or default_layers(last)

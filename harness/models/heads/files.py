@@ -18,6 +18,7 @@ from harness.engine_facts.draft_kinds import DRAFTS
 from harness.models.checkpoint import (
     PICKLED,
     WEIGHTS,
+    check_tensors,
     explained,
     file_of,
     quiet_transformers,
@@ -26,7 +27,6 @@ from harness.models.checkpoint import (
 from harness.models.heads.base import LoadedHead
 from harness.models.load import LoadedModel, source_of
 from harness.models.memory import MemoryNeed, check_fits
-from harness.models.stored_quantized import check_tensors, names_and_dtypes
 from harness.records import UserError, first_line
 
 # Names of tensors that only training needs
@@ -34,13 +34,7 @@ UNUSED = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
 
 
 class HeadFiles:
-    """The files of a head, read for one target; every error is one line that names them.
-
-    Attributes:
-        where, target_name: the head and the target as errors name them.
-        config: the head's config.json.
-        target_config: the config of the target's text model.
-    """
+    """The files of a head, read for one target; every error is one line that names both."""
 
     def __init__(self, conf: ModelConf, target: LoadedModel, kind: str, layouts: str) -> None:
         """Take the files that `conf` names; `kind` and `layouts` are for errors."""
@@ -72,7 +66,7 @@ class HeadFiles:
                         f"folder with one *.safetensors, or name the one to read {files[-1]}"
                     )
                 tensors |= read
-            check_tensors(self.where, names_and_dtypes(tensors))
+            check_tensors(self.where, {name: str(each.dtype) for name, each in tensors.items()})
         return {
             name.removeprefix("model."): tensor
             for name, tensor in tensors.items()
@@ -123,7 +117,7 @@ class HeadFiles:
         return token
 
     def check_ids(self, ids: Tensor) -> Tensor:
-        """The target's ids [draft vocabulary] of tokens that a head can draft, checked to exist."""
+        """The target's ids [draft vocabulary] of tokens that a head can draft, if they exist."""
         if int(ids.min()) < 0:
             raise UserError(
                 f"{self.where}: its map of draft tokens to the target's (d2t) has the id"
@@ -136,12 +130,7 @@ class HeadFiles:
     def own_matrix(
         self, tensors: dict[str, Tensor], name: str, shared: Any, rows: int, hidden: int
     ) -> Tensor | None:
-        """The head's own matrix [rows, hidden], removed from `tensors`; None if it uses `shared`.
-
-        Raises:
-            UserError: its own matrix has another vocabulary or hidden size, or `shared` another
-                hidden size.
-        """
+        """The head's own [rows, hidden], removed from `tensors`; None if it uses `shared`."""
         own, of_target = tensors.pop(name, None), shared.weight.shape[1]
         if own is not None and len(own) != rows:
             raise self.other_vocabulary(len(own), rows)
@@ -168,10 +157,6 @@ class HeadFiles:
         its own embedding where it is tied to it, otherwise the target's, which is returned as its
         `__call__`, since it must be no submodule of a head. `ids` are the target's ids of the
         tokens that it can draft; None: all.
-
-        Raises:
-            UserError: a matrix is of another size, or it has no output matrix and drafts other
-                tokens than all of the target's.
         """
         vocabulary = self.target.vocab_size
         embed: Any = self.target.network.get_input_embeddings()
@@ -204,8 +189,7 @@ class HeadFiles:
     ) -> None:
         """Load the weights; every tensor must be there, and none left over.
 
-        `given` has prefixes of names that the network has already; the names in `optional` may be
-        missing.
+        The network has those whose names begin with `given`; those in `optional` may be missing.
         """
         wanted = {
             name: tensor
@@ -283,7 +267,7 @@ def unknown_layout(where: str, kind: str, layouts: str, found: str) -> UserError
 
 
 def check_reads_states(config: Mapping[str, Any], where: str, kind: str) -> None:
-    """Refuse a head whose config.json or a section of it says that it reads no inner layers."""
+    """Refuse a head whose config.json says that it reads no inner layers."""
     sections = [config, *(part for part in config.values() if isinstance(part, Mapping))]
     if any(section.get("use_aux_hidden_state") is False for section in sections):
         raise UserError(

@@ -57,9 +57,7 @@ class MedusaNetwork(HeadNetwork):
     """The heads' weights and arithmetic; parameters are named as in vLLM's layout.
 
     Attributes:
-        layers: the index after the target's last layer, for the input of its output head (see
-            `CachedModel.keep_states`).
-        drafts: the most tokens that it drafts from a start, the number of heads.
+        layers: that after the target's last one, for the input of its output head.
         token_map: [draft vocabulary] the target's ids of the tokens that it can draft; None: all.
     """
 
@@ -148,7 +146,6 @@ def _medusa_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _medusa(tensors: dict[str, Tensor], files: HeadFiles) -> MedusaNetwork:
-    """The heads with their weights, after all comparisons with the target."""
     config = files.config
     places = [re.match(r"blocks\.(\d+)\.layers\.(\d+)\.", name) for name in tensors]
     found = [(int(match[1]), int(match[2])) for match in places if match]

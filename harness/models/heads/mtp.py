@@ -37,11 +37,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from harness.config import ModelConf
 from harness.models.cached import cache_argument
-from harness.models.checkpoint import explained, quiet_transformers, weight_files
+from harness.models.checkpoint import check_tensors, explained, quiet_transformers, weight_files
 from harness.models.heads.base import ChainHead, HeadNetwork, LoadedHead
 from harness.models.load import LoadedModel, check_on_one_device, source_of
 from harness.models.memory import MemoryNeed, check_fits
-from harness.models.stored_quantized import check_tensors, names_and_dtypes
 from harness.records import UserError
 
 # Model types of targets whose MTP layers are read
@@ -81,14 +80,7 @@ SHOWN = 3
 
 
 class MtpNetwork(HeadNetwork):
-    """The layer's weights and arithmetic.
-
-    Attributes:
-        network: of the target's class, with one layer; its last norm is the MTP layer's.
-        fc: from the two normed inputs to the layer's.
-        norm_embedding, norm_hidden: of the two inputs.
-        layers: the target's final hidden state alone is read.
-    """
+    """The layer as a network of the target's class, whose last norm is the MTP layer's."""
 
     def __init__(self, network: PreTrainedModel, target_layers: int, shared: list[Tensor]) -> None:
         """Take a one-layer network; `shared` are those of its weights that are the target's."""
@@ -122,15 +114,10 @@ class MtpNetwork(HeadNetwork):
         return DynamicCache(config=self.network.config)
 
     def rows(self, tokens: Tensor, features: Tensor, cache: DynamicCache, **where: Any) -> Tensor:
-        """Append rows of tokens [B, n] and features [B, n, hidden] to a cache.
+        """The outputs [B, n, hidden], after the last norm, of tokens and features [B, n, hidden].
 
-        Args:
-            tokens, features: of the rows.
-            cache: the cache, which is changed.
-            where: position_ids and a 4-D attention_mask, for rows that do not follow the cache.
-
-        Returns:
-            Outputs [B, n, hidden], after the last norm.
+        They are appended to the cache; `where` has position_ids and a 4-D attention_mask of rows
+        that do not follow it.
         """
         embedded = self.network.get_input_embeddings()(tokens)
         row = self.fc(torch.cat([self.norm_embedding(embedded), self.norm_hidden(features)], -1))
@@ -238,7 +225,7 @@ def load_mtp(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     check_fits([MemoryNeed(conf.keys, conf.name, device, dtype, size, 0)], 0)
     with quiet_transformers():
         where = f"{where}: the MTP layer in {conf.id}"
-        check_tensors(where, names_and_dtypes(tensors))
+        check_tensors(where, {name: str(each.dtype) for name, each in tensors.items()})
         network = _network(config, tensors, target, where)
     facts = {"architecture": "MTP", "layout": layers.pop(), "draft_vocab": target.vocab_size}
     network = network.to(device).eval()

@@ -25,13 +25,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel
 
 from harness.config import ModelConf
 from harness.models.cached import CachedModel, output_weight, split_network, takes
 from harness.models.checkpoint import PARD_KEY
-from harness.models.heads.base import HeadNetwork, LoadedHead, MaskHead
+from harness.models.heads.base import HeadNetwork, LoadedHead, MaskHead, in_target_ids
 from harness.models.heads.files import found_in, head_config, unknown_layout
 from harness.models.load import LoadedModel, check_tokenizers, load
 from harness.models.probe import cached_model
@@ -48,12 +47,7 @@ COARSE_SAME_ROWS = 5e-2
 
 
 class PardNetwork(HeadNetwork):
-    """The model, and its drafts from every start of a text.
-
-    Attributes:
-        mask_token: the id of the mask token.
-        drafts: the most tokens that it drafts from a start; None: any number.
-    """
+    """The model, and its drafts, at most `drafts` or any number, from every start of a text."""
 
     # Texts for heads are stored with a state of the target; the embedding is the cheapest one
     layers = (0,)
@@ -113,7 +107,7 @@ class PardNetwork(HeadNetwork):
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
         del offset
         head: Any = self.network.get_output_embeddings()
-        return of_width(head(outputs), vocabulary)
+        return in_target_ids(head(outputs), None, vocabulary)
 
     def with_cache(self, vocab_size: int) -> "PardHead":
         return PardHead(self, vocab_size)
@@ -146,7 +140,7 @@ class PardHead(MaskHead):
         logits = self._model.forward(read)[-rows:]
         self._model.rewind(len(masks))
         self._unread = []
-        return of_width(logits, self.vocab_size)
+        return in_target_ids(logits, None, self.vocab_size)
 
     def _read(self, features: Tensor) -> None:
         """Do nothing: it reads no states."""
@@ -155,14 +149,6 @@ class PardHead(MaskHead):
         super()._clear()
         self._model.prefill([])
         self._unread = []
-
-
-def of_width(logits: Tensor, vocabulary: int) -> Tensor:
-    """Logits [..., vocabulary]: cut where the embedding is wider, -inf where it is narrower."""
-    lacking = vocabulary - logits.shape[-1]
-    return (
-        logits[..., :vocabulary] if lacking <= 0 else F.pad(logits, (0, lacking), value=-torch.inf)
-    )
 
 
 # ---- reading -------------------------------------------------------------------------------------

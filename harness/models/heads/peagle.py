@@ -13,7 +13,6 @@ have tensors of an EAGLE-3 head, `layers.1.*` and on, and `mask_hidden`. A round
 `draft.block` tokens, or the config's `speculative_tokens`, or 8, the default of the training.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -41,12 +40,7 @@ DRAFTS = 8
 
 
 class PeagleNetwork(Eagle3Network):
-    """The head's weights and arithmetic.
-
-    Attributes:
-        mask_token: the id of the token in rows of masks.
-        drafts: the most tokens that it drafts from a start.
-    """
+    """The head's weights and arithmetic; it drafts at most `drafts` tokens from a start."""
 
     def __init__(self, config: LlamaConfig, *, mask_token: int, drafts: int, **parts: Any) -> None:
         super().__init__(config, **parts)
@@ -145,7 +139,10 @@ def load_peagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
         if mask_token is None:
             raise UserError(f"{files.where}: its config.json has no mask_token_id")
         layout = layout_of(config, files.where, PEAGLE[0], norm_before_residual=False)
-        drafts = conf.block or _speculative_tokens(config) or DRAFTS
+        methods = (config.get("speculators_config") or {}).get("proposal_methods") or ()
+        stated = (each.get("speculative_tokens") for each in methods)
+        trained = next((int(value) for value in stated if value is not None), None)
+        drafts = conf.block or trained or DRAFTS
         mask_token = files.check_mask_token(int(mask_token))
         tensors: dict[str, Tensor] = {}
         for name, tensor in by_specforge(files.tensors()).items():
@@ -158,10 +155,3 @@ def load_peagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
         network = filled(made, layout, tensors, files)
         facts = {"architecture": "P-EAGLE", "layout": layout.name, "draft_vocab": len(network.d2t)}
         return files.loaded(network, facts, getattr(layout.layer, "max_position_embeddings", None))
-
-
-def _speculative_tokens(config: Mapping[str, Any]) -> int | None:
-    """The number of tokens that a round drafts, from a config.json of speculators."""
-    methods = (config.get("speculators_config") or {}).get("proposal_methods") or ()
-    stated = (each.get("speculative_tokens") for each in methods)
-    return next((int(value) for value in stated if value is not None), None)

@@ -168,7 +168,6 @@ class LeanModel(CachedModel):
         self._cos, self._sin = rotary_tables(self.network, capacity)
 
     def _grow(self, needed: int) -> None:
-        """Copy the cache into one of twice the `needed` positions."""
         keys, values, length = self._keys, self._values, self._length
         self._allocate(keys[0].shape[0], 2 * needed)
         for new, old in zip([*self._keys, *self._values], [*keys, *values], strict=True):
