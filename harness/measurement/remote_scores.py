@@ -219,7 +219,7 @@ def asked_scores(
             if leaves and not row[0] < least and num_draft_tokens > 1:
                 more = prefix._replace(prompt=(*prefix.prompt, best[-1]))
                 row[1:] = _onwards(draft, more, least, num_draft_tokens - 1)
-        if np.isnan(values[:, 0]).all():
+        if least is not None and np.isnan(values[:, 0]).all():
             raise UserError(
                 "p_min: the draft's server lists no log-probabilities, which a threshold is"
                 " compared with; leave p_min out"
