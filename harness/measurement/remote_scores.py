@@ -190,8 +190,6 @@ def asked_scores(
     Args:
         texts: of temperature 0; of others for a draft that proposes its likeliest token, where the
             target's probabilities are not asked for, and no confidences.
-        draft: decodes plainly.
-        num_draft_tokens: the largest K.
         least: no threshold below it is replayed; 0 is no threshold. None: without confidences.
         among: the number of likeliest tokens among which the engine takes a token's probability.
 
@@ -224,15 +222,20 @@ def asked_scores(
                 "p_min: the draft's server lists no log-probabilities, which a threshold is"
                 " compared with; leave p_min out"
             )
-        match, one = np.equal(best[: len(tokens)], tokens).astype(np.float64), np.ones(len(tokens))
-        target = np.full(len(tokens), 0.0 if request.sampling.greedy else np.nan)
-        with np.errstate(divide="ignore"):
-            scores = Scores(target, np.log(match), match, one, one)
-        traces.append(trace_of(text, draft_name, scores))
+        traces.append(_asked_trace(text, draft_name, best[: len(tokens)]))
         if least is not None:
             made.append(confidence_of(text, draft_name, values))
         tick()
     return traces, made
+
+
+def _asked_trace(text: GeneratedText, draft_name: str, best: Sequence[int]) -> TextTrace:
+    """The trace of a text, by the draft's likeliest token at each of its positions."""
+    match, one = np.equal(best, text.tokens).astype(np.float64), np.ones(len(best))
+    target = np.full(len(best), 0.0 if text.request.sampling.greedy else np.nan)
+    with np.errstate(divide="ignore"):
+        scores = Scores(target, np.log(match), match, one, one)
+    return trace_of(text, draft_name, scores)
 
 
 def _confidence(likeliest: Likeliest) -> float:
