@@ -22,8 +22,8 @@ from rich.table import Table
 from torch import Tensor
 
 from harness.config import rates_for
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import speculative_rounds
-from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.protocols import Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.models.cached import CachedModel

@@ -5,6 +5,7 @@ The target is small and random; heads of each kind are made by the tests of that
 
 import itertools
 import json
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,11 +33,11 @@ from harness.analysis import analyse
 from harness.analysis.replayed import ScoredTexts, replayed, replayed_adaptively
 from harness.cli import compose
 from harness.config import DraftConf, ModelKeys
-from harness.decoding.heads import HeadDrafter, HeadModel
+from harness.decoding.drafters import HeadDrafter, HeadModel
 from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
 from harness.measurement.confidences import draft_confidences
+from harness.measurement.draft_scores import score_with_head
 from harness.measurement.generations import Request
-from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.cached import CachedModel
 from harness.models.heads.base import Head
@@ -243,6 +244,41 @@ class HeadContract:
     ) -> None:
         gap = gap_in_standard_errors(keeping(target, head), head, generations or self.many)
         assert abs(gap) < 3
+
+
+class FolderContract(HeadContract):
+    """The same of a kind whose module has `folders`, a checkpoint of each layout.
+
+    Attributes:
+        kinds: the kind that each layout is of.
+        refusals: a layout, entries of its config.json, and what the refusal says of them.
+    """
+
+    kinds: Mapping[str, str]
+    refusals: Sequence[tuple[str, dict[str, Any], str]]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "change" in metafunc.fixturenames:
+            metafunc.parametrize(("layout", "change", "says"), self.refusals)
+        elif "layout" in metafunc.fixturenames:
+            metafunc.parametrize("layout", self.kinds)
+
+    def test_a_head_that_is_not_understood_is_refused_with_what_was_found(
+        self,
+        target: LoadedModel,
+        folders: dict[str, Path],
+        tmp_path: Path,
+        layout: str,
+        change: dict[str, Any],
+        says: str,
+    ) -> None:
+        kind = self.kinds[layout]
+        assert re.search(says, assert_refused(folders[layout], kind, target, tmp_path, **change))
+
+    def test_a_head_in_shards_or_in_a_file_of_another_name_is_read(
+        self, target: LoadedModel, folders: dict[str, Path], tmp_path: Path, layout: str
+    ) -> None:
+        assert_read_as_stored_otherwise(folders[layout], self.kinds[layout], target, tmp_path)
 
 
 def assert_refused(folder: Path, kind: str, target: LoadedModel, root: Path, **change: Any) -> str:

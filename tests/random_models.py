@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import (
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from harness.models.load import EMBEDDED
@@ -36,6 +42,30 @@ def qwen3(seed: int = 0, *, layers: int = 2, vocab: int = 1024, **more: Any) -> 
 def small(kind: type[PreTrainedConfig], seed: int = 0, **more: Any) -> PreTrainedModel:
     """A small random network of a config class, as SMALL and `more` say."""
     return random_model(kind(**{**SMALL, **more}), seed)
+
+
+def hybrid() -> PreTrainedModel:
+    """Gated delta rule layers with a recurrent state, and one attention layer."""
+    linear = {
+        "linear_num_value_heads": 2,
+        "linear_num_key_heads": 1,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    return small(
+        Qwen3NextConfig,
+        num_hidden_layers=4,
+        shared_expert_intermediate_size=16,
+        initializer_range=0.3,
+        **linear,
+        **experts,
+    )
+
+
+def sliding() -> PreTrainedModel:
+    """Attention over the last 8 positions only."""
+    return small(MistralConfig, sliding_window=8, initializer_range=0.3)
 
 
 def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:

@@ -11,7 +11,7 @@ from stubs import CPU, REQUEST
 from harness import prompts as prompt_sets
 from harness.analysis.replayed import as_served
 from harness.config import DraftConf, ModelConf, PromptsConf
-from harness.decoding.model_drafter import ModelDrafter
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.own import OwnLoop

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
-from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.protocols import CausalModel, Drafter, Generation, uniforms_needed
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.measurement.generations import Request, round_counts

@@ -8,8 +8,8 @@ from stubs import TableModel, generation_of
 from test_verification import CASES
 
 from harness.analysis.server_lossless import SERVED_RULES
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import Verifier
-from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.decoding.verification import VERIFY
 from harness.engine_facts import sglang, vllm

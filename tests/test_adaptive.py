@@ -26,7 +26,7 @@ from harness.commands.pair import Pair, Scoring, open_pair
 from harness.commands.requests import request
 from harness.commands.tasks import Task
 from harness.config import SweepConfig
-from harness.decoding.model_drafter import ModelDrafter
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engine_facts.engines import ENGINES
 from harness.measurement.confidences import draft_confidences

@@ -1,7 +1,6 @@
 """Medusa heads and DFlash drafters: read in each layout, lossless, scored as the loop runs them."""
 
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,11 +14,9 @@ import torch
 from checks_of_heads import (
     SAMPLED,
     VOCABULARY,
-    HeadContract,
+    FolderContract,
     asked,
     assert_llamacpp_drafts_as_replayed,
-    assert_read_as_stored_otherwise,
-    assert_refused,
     assert_replay_counts_the_loops_rounds,
     enumerate_all,
     gaps,
@@ -38,7 +35,7 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, 
 from harness.analysis import analyse
 from harness.cli import draft_conf
 from harness.config import DraftConf, ModelConf
-from harness.decoding.heads import HeadDrafter
+from harness.decoding.drafters import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.lossless import distribution_tests
 from harness.measurement.target_texts import generate_texts
@@ -289,10 +286,31 @@ def head(request: pytest.FixtureRequest, target: LoadedModel, folders: dict[str,
 # ---- the loop and replay -------------------------------------------------------------------------
 
 
-class TestBlockDrafter(HeadContract):
+class TestBlockDrafter(FolderContract):
     """Replayed at every K, also where the drafter drafts fewer tokens at most."""
 
     ks, least, depth, many = (1, 3, 8), 0.2, 8, 2000
+    kinds = KINDS
+    refusals = (
+        ("fasterdecoding", {"medusa_num_heads": None}, r"architectures \[\]; read here are Faster"),
+        ("vllm", {"logit_scale": 0.5}, r"architectures \['MedusaModel'\]; read here are Faster"),
+        ("vllm", {"architectures": 3}, r"draft.id=.*: cannot be loaded \(.*; save or download"),
+        ("z-lab", {"intermediate_size": -1}, r"cannot be loaded \(.*-1.*\); save or download"),
+        ("z-lab", {"architectures": ["LlamaForCausalLMEagle3"]}, "architectures.*z-lab's"),
+        ("z-lab", {"block_size": 1}, "blocks of 1 positions draft no token"),
+        ("z-lab", {"dflash_config": {"mask_token_id": -1, "target_layer_ids": [0, 4]}},
+         "for another target: the tokens"),
+        ("z-lab", {"block_size": None}, "its config.json has no block_size"),
+        ("z-lab", {"use_sliding_window": True, "sliding_window": 8, "layer_types": None,
+                   "max_window_layers": 0}, "with layer_types: sliding_attention, which is not"),
+        ("z-lab", {"dflash_config": {"mask_token_id": 15, "target_layer_ids": [0, 4],
+                   "use_swa": True}}, "a DFlash drafter with use_swa, which is not read here"),
+        ("z-lab", {"dflash_config": {"mask_token_id": 15, "target_layer_ids": [0, 4],
+                   "use_aux_hidden_state": False}}, "DFlash drafter with use_aux_hidden_state: f"),
+        ("z-lab", {"intermediate_size": 64}, "mlp.gate_proj.weight is .* makes it"),
+        ("speculators", {"sample_from_anchor": True}, "with sample_from_anchor, which"),
+        ("speculators", {"speculators_model_type": "dspark"}, "model_type dspark; read"),
+    )  # fmt: skip
 
 
 @pytest.mark.exhaustive
@@ -466,13 +484,6 @@ def test_medusa_heads_of_some_tokens_are_read_with_or_without_the_rows_of_the_ot
             torch.testing.assert_close(logits, expected)
 
 
-@pytest.mark.parametrize("layout", KINDS)
-def test_a_drafter_in_shards_or_in_a_file_of_another_name_is_read(
-    target: LoadedModel, folders: dict[str, Path], layout: str, tmp_path: Path
-) -> None:
-    assert_read_as_stored_otherwise(folders[layout], KINDS[layout], target, tmp_path)
-
-
 def test_medusa_heads_without_a_matrix_of_their_own_have_the_targets(
     target: LoadedModel, folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -548,41 +559,6 @@ def test_a_drafter_for_another_target_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=says):
         read(folders[layout], random_target(**change), KINDS[layout])
-
-
-@pytest.mark.parametrize(
-    ("layout", "change", "says"),
-    [
-        ("fasterdecoding", {"medusa_num_heads": None}, r"architectures \[\]; read here are Faster"),
-        ("vllm", {"logit_scale": 0.5}, r"architectures \['MedusaModel'\]; read here are Faster"),
-        ("vllm", {"architectures": 3}, r"draft.id=.*: cannot be loaded \(.*; save or download"),
-        ("z-lab", {"intermediate_size": -1}, r"cannot be loaded \(.*-1.*\); save or download"),
-        ("z-lab", {"architectures": ["LlamaForCausalLMEagle3"]}, "architectures.*z-lab's"),
-        ("z-lab", {"block_size": 1}, "blocks of 1 positions draft no token"),
-        ("z-lab", {"dflash_config": {"mask_token_id": -1, "target_layer_ids": [0, 4]}},
-         "for another target: the tokens"),
-        ("z-lab", {"block_size": None}, "its config.json has no block_size"),
-        ("z-lab", {"use_sliding_window": True, "sliding_window": 8, "layer_types": None,
-                   "max_window_layers": 0}, "with layer_types: sliding_attention, which is not"),
-        ("z-lab", {"dflash_config": {"mask_token_id": 15, "target_layer_ids": [0, 4],
-                   "use_swa": True}}, "a DFlash drafter with use_swa, which is not read here"),
-        ("z-lab", {"dflash_config": {"mask_token_id": 15, "target_layer_ids": [0, 4],
-                   "use_aux_hidden_state": False}}, "DFlash drafter with use_aux_hidden_state: f"),
-        ("z-lab", {"intermediate_size": 64}, "mlp.gate_proj.weight is .* makes it"),
-        ("speculators", {"sample_from_anchor": True}, "with sample_from_anchor, which"),
-        ("speculators", {"speculators_model_type": "dspark"}, "model_type dspark; read"),
-    ],
-)  # fmt: skip
-def test_a_drafter_that_is_not_understood_is_refused_with_what_was_found(
-    layout: str,
-    change: dict[str, Any],
-    says: str,
-    target: LoadedModel,
-    folders: dict[str, Path],
-    tmp_path: Path,
-) -> None:
-    made = assert_refused(folders[layout], KINDS[layout], target, tmp_path, **change)
-    assert re.search(says, made)
 
 
 def test_an_incomplete_drafter_is_refused(

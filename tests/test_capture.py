@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, Qwen3MoeConfig
 
 from harness.config import DraftConf, ModelKeys
 from harness.decoding import loops
-from harness.decoding.model_drafter import ModelDrafter
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters, sampler_for
 from harness.decoding.verification import rates_on
 from harness.models import probe

@@ -26,12 +26,12 @@ from test_verification import cells, emitted_after, random_distribution, sequenc
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from harness.analysis.replayed import as_served
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.lookups import (
     NgramDrafter,
     SimpleNgramDrafter,
     lookups,
 )
-from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engine_facts.draft_kinds import DRAFTS
 from harness.measurement.draft_scores import lookup_traces

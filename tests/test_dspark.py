@@ -1,7 +1,6 @@
 """DSpark drafters: both layouts, every Markov head, the loop, replay and upstream's arithmetic."""
 
 import json
-import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -11,10 +10,8 @@ import pytest
 import torch
 from checks_of_heads import (
     VOCABULARY,
-    HeadContract,
+    FolderContract,
     assert_llamacpp_drafts_as_replayed,
-    assert_read_as_stored_otherwise,
-    assert_refused,
     keeping,
     random_target,
 )
@@ -34,7 +31,7 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from harness.config import DraftConf, ModelConf
-from harness.decoding.heads import HeadDrafter
+from harness.decoding.drafters import HeadDrafter
 from harness.models.heads.dflash import DFlashNetwork
 from harness.models.heads.dspark import DSparkHead, DSparkNetwork, MarkovHead
 from harness.models.load import LoadedModel, load
@@ -144,8 +141,20 @@ def head(
     return network.with_cache(VOCABULARY)
 
 
-class TestDSpark(HeadContract):
+class TestDSpark(FolderContract):
     ks, least, depth, many = (1, 3, 6), 0.1, 6, 2000
+    kinds = dict.fromkeys(("deepspec", "specforge", "speculators"), "dspark")
+    refusals = (
+        ("deepspec", {"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel.*; read here"),
+        ("deepspec", {"model_type": "deepseek_v4"}, "not a DSpark drafter in a layout"),
+        ("speculators", {"speculators_model_type": "dflash"}, "type dflash; read here are"),
+        ("deepspec", {"markov_head_type": "lstm"}, "a Markov head of the type lstm"),
+        ("deepspec", {"block_size": None}, "has no block_size, which a DSpark drafter needs"),
+        ("specforge", {"dspark_config": {"shift": 1}}, "a DSpark drafter with shift, which is not"),
+        ("deepspec", {"vocab_size": 99}, "a vocabulary of 99, and model=target has 16"),
+        ("deepspec", {"markov_rank": 5}, "markov_w1.weight is .* its config.json makes it"),
+        ("deepspec", {"markov_head_type": "gated"}, "it lacks markov_head.gate_proj"),
+    )
 
 
 def test_a_draft_depends_on_the_drafts_before_it(target: LoadedModel, head: DSparkHead) -> None:
@@ -209,39 +218,6 @@ def test_logits_are_dflashs_with_the_bias_of_the_token_before(
                 logits = network.logits(rows[0, start], VOCABULARY, offset)
                 drafted = logits[logits > -torch.inf]
                 torch.testing.assert_close(drafted, expected[offset], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("layout", "change", "says"),
-    [
-        ("deepspec", {"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel.*; read here"),
-        ("deepspec", {"model_type": "deepseek_v4"}, "not a DSpark drafter in a layout"),
-        ("speculators", {"speculators_model_type": "dflash"}, "type dflash; read here are"),
-        ("deepspec", {"markov_head_type": "lstm"}, "a Markov head of the type lstm"),
-        ("deepspec", {"block_size": None}, "has no block_size, which a DSpark drafter needs"),
-        ("specforge", {"dspark_config": {"shift": 1}}, "a DSpark drafter with shift, which is not"),
-        ("deepspec", {"vocab_size": 99}, "a vocabulary of 99, and model=target has 16"),
-        ("deepspec", {"markov_rank": 5}, "markov_w1.weight is .* its config.json makes it"),
-        ("deepspec", {"markov_head_type": "gated"}, "it lacks markov_head.gate_proj"),
-    ],
-)
-def test_a_drafter_that_is_not_understood_is_refused_with_what_was_found(
-    target: LoadedModel,
-    folders: dict[str, Path],
-    tmp_path: Path,
-    layout: str,
-    change: dict[str, Any],
-    says: str,
-) -> None:
-    made = assert_refused(folders[layout], "dspark", target, tmp_path, **change)
-    assert re.search(says, made)
-
-
-@pytest.mark.parametrize("layout", ["specforge", "speculators"])
-def test_a_drafter_in_shards_or_in_a_file_of_another_name_is_read(
-    target: LoadedModel, folders: dict[str, Path], layout: str, tmp_path: Path
-) -> None:
-    assert_read_as_stored_otherwise(folders[layout], "dspark", target, tmp_path)
 
 
 # ---- llama.cpp -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.analysis.lossless import LEAST_CHANCE, NOISE_FAILS, by_text, distrust, voiding
 from harness.commands.server_judging import judged_by
-from harness.decoding.model_drafter import ModelDrafter
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines import llamacpp, sglang, vllm
 from harness.engines.own import OwnLoop, OwnServer

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,11 +16,9 @@ from checks_of_heads import (
     PROMPTS,
     SAMPLED,
     VOCABULARY,
-    HeadContract,
+    FolderContract,
     Tokens,
     asked,
-    assert_read_as_stored_otherwise,
-    assert_refused,
     assert_replay_counts_the_loops_rounds,
     enumerate_all,
     keeping,
@@ -42,10 +39,10 @@ from harness.analysis import analyse
 from harness.cli import compose, draft_conf
 from harness.commands.pair import open_pair
 from harness.config import DraftConf, ModelConf
-from harness.decoding.heads import HeadDrafter
+from harness.decoding.drafters import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
+from harness.measurement.draft_scores import score_with_head
 from harness.measurement.generations import run_trial
-from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import generate_texts
 from harness.models import memory, probe
 from harness.models.cached import CachedModel, SnapshotModel, output_weight
@@ -65,6 +62,7 @@ from harness.theory.cost import usd_per_million_tokens
 from tools.train_embedded.head_files import Layout, save_head
 
 DRAFTED = 12
+LAYOUTS: tuple[Layout, ...] = ("specforge", "speculators")
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +105,21 @@ def random_head(
     return network
 
 
-@pytest.fixture(scope="module", params=sample(["specforge", "speculators"], "specforge"))
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A head in each layout; the two have another residual by default."""
+    made = {layout: tmp_path_factory.mktemp("head") for layout in LAYOUTS}
+    for layout, folder in made.items():
+        network = random_head(norm_before_residual=layout == "speculators")
+        save_head(network, folder, layout, "target")
+    return made
+
+
+@pytest.fixture(scope="module", params=sample(LAYOUTS, "specforge"))
 def head(
-    request: pytest.FixtureRequest, target: LoadedModel, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, target: LoadedModel, folders: dict[str, Path]
 ) -> LayerHead:
-    """The head as it is read from a folder; the two layouts have another residual by default."""
-    folder = tmp_path_factory.mktemp("head")
-    network = random_head(norm_before_residual=request.param == "speculators")
-    save_head(network, folder, request.param, "target")
-    return LayerHead(read(folder, target), VOCABULARY)
+    return LayerHead(read(folders[request.param], target), VOCABULARY)
 
 
 def read(folder: Path, target: LoadedModel) -> Eagle3Network:
@@ -154,8 +158,30 @@ def test_the_lean_forward_keeps_the_states_that_transformers_reports(
 # The loop
 
 
-class TestEagle3(HeadContract):
+class TestEagle3(FolderContract):
     ks, rules = (1, 3, 7), RULES
+    kinds = dict.fromkeys(LAYOUTS, "eagle3")
+    refusals = (
+        ("specforge", {"architectures": ["MedusaModel"]}, r"\['MedusaModel'\]; read here are"),
+        ("specforge", {"speculators_model_type": "dflash"}, "_type dflash; read here are"),
+        ("specforge", {"norm_output": True}, "an EAGLE-3 head with norm_output, which is not read"),
+        (
+            "specforge",
+            {"eagle_config": {"norm_before_fc": True}},
+            "head with norm_before_fc, which",
+        ),
+        (
+            "specforge",
+            {"eagle_config": {"use_aux_hidden_state": False}},
+            "an EAGLE-3 head with use_aux_hidden_state: false, which is not read here",
+        ),
+        ("specforge", {"logit_scale": 0.5}, "an EAGLE-3 head with logit_scale, which is not read"),
+        (
+            "specforge",
+            {"intermediate_size": 64},
+            r"gate_proj.weight is .* its config.json makes it",
+        ),
+    )
 
 
 @pytest.mark.parametrize("forward", sample([CachedModel, SnapshotModel], CachedModel))
@@ -363,29 +389,6 @@ def test_a_heads_vocabulary_is_the_targets_by_its_config_or_with_the_padding(
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"architectures": ["MedusaModel"]}, r"architectures \['MedusaModel'\]; read here are"),
-        ({"speculators_model_type": "dflash"}, "speculators_model_type dflash; read here are"),
-        ({"norm_output": True}, "an EAGLE-3 head with norm_output, which is not read here"),
-        ({"eagle_config": {"norm_before_fc": True}}, "head with norm_before_fc, which is not"),
-        (
-            {"eagle_config": {"use_aux_hidden_state": False}},
-            "an EAGLE-3 head with use_aux_hidden_state: false, which is not read here",
-        ),
-        ({"logit_scale": 0.5}, "an EAGLE-3 head with logit_scale, which is not read here"),
-        ({"intermediate_size": 64}, "midlayer.mlp.gate_proj.weight is .* its config.json makes it"),
-    ],
-)
-def test_a_head_that_is_not_understood_is_refused_with_what_was_found(
-    target: LoadedModel, change: dict[str, Any], says: str, tmp_path: Path
-) -> None:
-    save_head(random_head(), tmp_path / "made", "specforge", "target")
-    made = assert_refused(tmp_path / "made", "eagle3", target, tmp_path, **change)
-    assert re.search(says, made)
-
-
-@pytest.mark.parametrize(
     ("content", "says"),
     [
         (None, r"/head: no config\.json there"),
@@ -425,14 +428,6 @@ def test_an_incomplete_head_is_refused(target: LoadedModel, tmp_path: Path) -> N
 
 
 # Heads as others publish them
-
-
-@pytest.mark.parametrize("layout", ["specforge", "speculators"])
-def test_a_head_in_shards_or_in_a_file_of_another_name_is_read(
-    target: LoadedModel, layout: Layout, tmp_path: Path
-) -> None:
-    save_head(random_head(), tmp_path / "head", layout, "target")
-    assert_read_as_stored_otherwise(tmp_path / "head", "eagle3", target, tmp_path)
 
 
 def test_shards_that_are_missing_or_hold_a_tensor_twice_are_named(

@@ -16,7 +16,7 @@ from runs import ran
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.decoding.model_drafter import ModelDrafter
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.target_texts import in_batches
 from harness.models.cached import CachedModel

@@ -10,17 +10,15 @@ from typing import Any
 import pynvml
 import pytest
 import torch
-from random_models import copy_tokenizer, qwen3, save, small
+from random_models import copy_tokenizer, hybrid, qwen3, save, sliding, small
 from transformers import (
     AutoTokenizer,
     BertConfig,
     Gemma4TextConfig,
     GptOssConfig,
     Mamba2Config,
-    MistralConfig,
     OpenAIGPTConfig,
     PreTrainedModel,
-    Qwen3NextConfig,
 )
 
 from harness.config import DraftConf, ModelConf, ModelKeys, PromptsConf
@@ -46,29 +44,6 @@ TEXT = [(7 * index) % 100 for index in range(30)]
 
 def conf(name: str, **more: Any) -> ModelConf:
     return ModelConf(**{"name": name, "id": f"embedded:{name}", **more})
-
-
-def hybrid() -> PreTrainedModel:
-    """Gated delta rule layers with a recurrent state, and one attention layer."""
-    linear = {
-        "linear_num_value_heads": 2,
-        "linear_num_key_heads": 1,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    }
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    return small(
-        Qwen3NextConfig,
-        num_hidden_layers=4,
-        shared_expert_intermediate_size=16,
-        initializer_range=0.3,
-        **linear,
-        **experts,
-    )
-
-
-def sliding() -> PreTrainedModel:
-    return small(MistralConfig, sliding_window=8, initializer_range=0.3)
 
 
 def recurrent() -> PreTrainedModel:
@@ -296,7 +271,7 @@ def nvml(cuda: int = 12_040, *, cards: int = 1, driver: bool = True) -> SimpleNa
         nvmlInit=init,
         nvmlShutdown=lambda: None,
         nvmlSystemGetCudaDriverVersion_v2=lambda: cuda,
-        nvmlSystemGetDriverVersion=lambda: b"550.54",
+        nvmlSystemGetDriverVersion=lambda: "550.54",
         nvmlDeviceGetHandleByIndex=handle,
         nvmlDeviceGetName=lambda _handle: "NVIDIA A10G",
     )

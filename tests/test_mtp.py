@@ -34,7 +34,7 @@ from transformers import (
 from harness.cli import compose, draft_conf
 from harness.commands.eligible_drafts import pairings
 from harness.config import DraftConf, ModelConf
-from harness.decoding.heads import HeadDrafter
+from harness.decoding.drafters import HeadDrafter
 from harness.models.cached import CachedModel
 from harness.models.heads.base import Head
 from harness.models.heads.mtp import MODEL_TYPES, load_mtp

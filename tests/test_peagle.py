@@ -8,9 +8,7 @@ import pytest
 import torch
 from checks_of_heads import (
     VOCABULARY,
-    HeadContract,
-    assert_read_as_stored_otherwise,
-    assert_refused,
+    FolderContract,
     random_target,
 )
 from runs import sample
@@ -117,8 +115,21 @@ def head(
     return network.with_cache(VOCABULARY)
 
 
-class TestPeagle(HeadContract):
+class TestPeagle(FolderContract):
     ks, depth = (1, 3, 9), 9
+    kinds = dict.fromkeys(LAYOUTS, "peagle")
+    refusals = (
+        ("specforge", {"ptd_token_id": None}, "not a P-EAGLE head in a layout that is known"),
+        ("speculators", {"mask_token_id": None}, "its config.json has no mask_token_id"),
+        ("speculators", {"speculators_model_type": "eagle3"}, "speculators_model_type eagle3"),
+        ("speculators", {"norm_before_fc": True}, "a P-EAGLE head with norm_before_fc, which is"),
+        (
+            "speculators",
+            {"use_aux_hidden_state": False},
+            "a P-EAGLE head with use_aux_hidden_state: false, which is not read here",
+        ),
+        ("speculators", {"mask_token_id": 99}, "a vocabulary of 100, and model=target has 16"),
+    )
 
 
 def test_rows_are_those_of_llamas_layers_over_a_text_with_masks(
@@ -156,39 +167,6 @@ def test_rows_are_those_of_llamas_layers_over_a_text_with_masks(
                 torch.testing.assert_close(
                     rows[:, start], expected[:, start + offset], atol=1e-4, rtol=1e-3
                 )
-
-
-@pytest.mark.parametrize(
-    ("layout", "change", "says"),
-    [
-        ("specforge", {"ptd_token_id": None}, "not a P-EAGLE head in a layout that is known"),
-        ("speculators", {"mask_token_id": None}, "its config.json has no mask_token_id"),
-        ("speculators", {"speculators_model_type": "eagle3"}, "speculators_model_type eagle3"),
-        ("speculators", {"norm_before_fc": True}, "a P-EAGLE head with norm_before_fc, which is"),
-        (
-            "speculators",
-            {"use_aux_hidden_state": False},
-            "a P-EAGLE head with use_aux_hidden_state: false, which is not read here",
-        ),
-        ("speculators", {"mask_token_id": 99}, "a vocabulary of 100, and model=target has 16"),
-    ],
-)
-def test_a_head_that_is_not_understood_is_refused_with_what_was_found(
-    target: LoadedModel,
-    folders: dict[str, Path],
-    tmp_path: Path,
-    layout: str,
-    change: dict[str, Any],
-    says: str,
-) -> None:
-    assert says in assert_refused(folders[layout], "peagle", target, tmp_path, **change)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_head_in_shards_or_in_a_file_of_another_name_is_read(
-    target: LoadedModel, folders: dict[str, Path], layout: str, tmp_path: Path
-) -> None:
-    assert_read_as_stored_otherwise(folders[layout], "peagle", target, tmp_path)
 
 
 def test_a_head_without_its_mask_state_is_refused(

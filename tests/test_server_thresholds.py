@@ -18,7 +18,7 @@ from harness.cli import compose
 from harness.engine_facts.llamacpp import COUNTING, SPEC
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.protocol import Asked, Completion, Server
-from harness.measurement.draft_scores import asked_confidences, asked_traces
+from harness.measurement.remote_scores import asked_scores
 from harness.measurement.server_request import decoded
 from harness.measurement.target_texts import GeneratedText
 from harness.models.embedded import EMBEDDED, gguf_of
@@ -60,8 +60,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
         facts = server.facts
     emitted = [decoded(text, facts) for text in texts]
     with alone.open(0) as draft:
-        alone_traces = asked_traces(emitted, draft, draft_name="tiny_small")
-        known = asked_confidences(
+        alone_traces, _ = asked_scores(emitted, draft, draft_name="tiny_small")
+        traces, known = asked_scores(
             emitted,
             draft,
             draft_name="tiny_small",
@@ -69,10 +69,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
             least=0.0,
             among=SPEC.draft_top_k or 0,
         )
-    traces = [trace for trace, _ in known]
     for one, other in zip(alone_traces, traces, strict=True):
         assert one.draft_is_argmax.tolist() == other.draft_is_argmax.tolist()
-    confidences = {each.key: each for _, each in known}
+    confidences = {each.key: each for each in known}
     return Pair(engine, texts, ScoredTexts(traces, confidences, "greedy_draft"))
 
 
@@ -154,7 +153,7 @@ def test_a_draft_whose_server_lists_no_log_probabilities_is_refused_in_one_line(
 
     server: Any = SimpleNamespace(generate=generate)
     with pytest.raises(UserError, match="p_min: the draft's server lists no log-probabilities"):
-        asked_confidences(
+        asked_scores(
             [GeneratedText(REQUEST, (1, 2), "budget")],
             cast("Server", server),
             draft_name="draft",

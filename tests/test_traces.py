@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_models import qwen3, random_model
+from random_models import hybrid, qwen3, sliding, small
 from served_pair import embedded, shipped_requests
 from stubs import CPU, GREEDY, decoded, text_of
-from transformers import Gemma2Config, MistralConfig, Qwen3NextConfig, RobertaConfig
+from transformers import Gemma2Config, PreTrainedModel, RobertaConfig
 
 from harness.analysis.replayed import replayed
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.lookups import NgramDrafter
-from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters, sampler_for
 from harness.measurement import draft_scores
@@ -39,15 +39,6 @@ from harness.storage import RunFolder, load_traces
 DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
 BUDGET = 16
 SAMPLED = SamplingParameters(1.0)
-# Of a small network, whatever its family
-SMALL: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "initializer_range": 0.3,
-}
 Make = Callable[[Request], Drafter]
 
 
@@ -210,20 +201,11 @@ def test_nan_logits_name_the_model_the_prompt_and_the_position(requests: list[Re
         score_texts(again, bad, good, draft_name="good", target_shown="model=bad")
 
 
-def soft_capped() -> CachedModel:
-    shape = {"vocab_size": 1024, "intermediate_size": 48, "initializer_range": 0.2}
-    config = Gemma2Config(
-        **{**SMALL, **shape, "num_key_value_heads": 1, "head_dim": 16},
-        final_logit_softcapping=2.0,
-        max_position_embeddings=256,
-    )
-    return CachedModel(random_model(config), 1024)
-
-
 def test_a_model_that_cannot_be_taken_apart_is_generated_and_scored_whole(
     requests: list[Request], drafts: dict[str, CachedModel]
 ) -> None:
-    capped = soft_capped()
+    network = small(Gemma2Config, vocab_size=1024, final_logit_softcapping=2.0)
+    capped = CachedModel(network, 1024)
     assert split_network(capped, [5, 6, 7]) is None
     asked = [*at(requests[:2], SAMPLED), *requests[:2]]
     texts = generate_texts(capped, asked, name="model=capped")
@@ -234,30 +216,9 @@ def test_a_model_that_cannot_be_taken_apart_is_generated_and_scored_whole(
         assert_scored(trace, text, capped, drafts["tiny_good"], 1024)
 
 
-def sliding() -> CachedModel:
-    """Attention over the last 8 positions only."""
-    config = MistralConfig(**SMALL, num_key_value_heads=1, head_dim=16, sliding_window=8)
-    return CachedModel(random_model(config), 128)
-
-
-def recurrent() -> CachedModel:
-    """Gated delta rule layers with a recurrent state, and one attention layer."""
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    config = Qwen3NextConfig(
-        **{**SMALL, **experts, "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 16},
-        linear_num_value_heads=2,
-        linear_num_key_heads=1,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        shared_expert_intermediate_size=16,
-    )
-    return SnapshotModel(random_model(config), 128)
-
-
 def test_padding_that_would_shift_positions_is_not_used(requests: list[Request]) -> None:
-    shape = {**SMALL, "intermediate_size": 48, "max_position_embeddings": 256}
-    config = RobertaConfig(**shape, pad_token_id=127, is_decoder=True)
-    model = CachedModel(random_model(config), 120)
+    sizes = {"pad_token_id": 127, "is_decoder": True, "initializer_range": 0.3}
+    model = CachedModel(small(RobertaConfig, **sizes), 120)
     asked = [
         replace(requests[0], tokens=tuple(range(3, 3 + length)), eos=frozenset())
         for length in (12, 5, 12, 9)
@@ -291,11 +252,14 @@ def test_a_model_that_no_batch_suits_is_generated_and_scored_alone(requests: lis
     assert batches["scoring"].startswith("one by one: padded is off by")
 
 
-@pytest.mark.parametrize("make", [sliding, recurrent])
+@pytest.mark.parametrize(("kind", "build"), [(CachedModel, sliding), (SnapshotModel, hybrid)])
 def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
-    make: Callable[[], CachedModel], requests: list[Request], monkeypatch: pytest.MonkeyPatch
+    kind: type[CachedModel],
+    build: Callable[[], PreTrainedModel],
+    requests: list[Request],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = make()
+    model = kind(build(), 128)
     prompts = [tuple(range(3, 3 + length)) for length in (12, 5, 12, 9, 1)]
     (sampled,) = at(requests[:1], SAMPLED)
     asked = [

@@ -24,15 +24,20 @@ from harness.commands.progress import fetching, progress
 from harness.commands.run_lifecycle import Described
 from harness.commands.tasks import BATCH, Config, EncodedPrompt
 from harness.config import AuditionConfig, ModelConf, PairConfig
-from harness.decoding.heads import HeadDrafter
+from harness.decoding.drafters import HeadDrafter
 from harness.decoding.lookups import LookupDrafter
 from harness.decoding.protocols import recorder_of
 from harness.engine_facts.draft_kinds import DRAFTS
 from harness.measurement import environment
 from harness.measurement.confidences import draft_confidences
-from harness.measurement.draft_scores import DraftSampling, as_target, lookup_traces, score_texts
+from harness.measurement.draft_scores import (
+    DraftSampling,
+    as_target,
+    lookup_traces,
+    score_texts,
+    score_with_head,
+)
 from harness.measurement.generations import Draft, Models, Request
-from harness.measurement.head_scores import score_with_head
 from harness.measurement.round_times import FullLookup
 from harness.measurement.step_times import TimedModel, time_lookups
 from harness.measurement.target_texts import GeneratedText

@@ -35,7 +35,7 @@ from harness.commands.pair import Scoring, described
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import answer_so_far, begin, measuring, resumable
 from harness.commands.run_time import Stopwatch
-from harness.commands.server_judging import asked_scores, judge_greedy_texts
+from harness.commands.server_judging import judge_greedy_texts, scores_by_server
 from harness.commands.server_plan import (
     LOOKUP_KS,
     LOOKUP_PROMPTS,
@@ -287,7 +287,7 @@ def _score(run: _Run, work: Workload, plain: Server) -> None:
             for start in range(0, len(texts), STORED_TOGETHER):
                 part = texts[start : start + STORED_TOGETHER]
                 how = Scoring(most, tick=tick)
-                folder.add_traces(asked_scores(folder, asked, server, part, how))
+                folder.add_traces(scores_by_server(folder, asked, server, part, how))
 
 
 def _time_steps(

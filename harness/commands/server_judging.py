@@ -3,7 +3,7 @@
 Texts are scored (traces.parquet) and held against the target (checks.jsonl) by the pair's weights,
 loaded only meanwhile. At temperature 0 replay needs the draft's likeliest tokens alone, so the
 target is not loaded for it. Of a draft that is a file of the user's they are asked of the engine
-itself, which needs no weights here (`measurement.draft_scores.asked_traces`).
+itself, which needs no weights here (`measurement.remote_scores.asked_scores`).
 
 Greedy texts that differ from plain decoding's are judged while its server answers. Which
 differences are ties is measured on that server (`harness.measurement.engine_noise`), in requests
@@ -34,12 +34,7 @@ from harness.commands.server_start import check_target, started, stored_facts, t
 from harness.commands.tasks import PLAIN, Role
 from harness.engine_facts.engines import OWN, spec_of
 from harness.engines.protocol import RefusedError, RequestFailedError, Server, ServerDiedError
-from harness.measurement.draft_scores import (
-    asked_confidences,
-    asked_traces,
-    lookup_traces,
-    score_texts,
-)
+from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.engine_noise import (
     MOST_NOISE,
     WANTED_POSITIONS,
@@ -48,6 +43,7 @@ from harness.measurement.engine_noise import (
     ask_margins,
     noise_of,
 )
+from harness.measurement.remote_scores import asked_scores
 from harness.measurement.server_request import decoded, largest_gap, likelihood_test
 from harness.measurement.target_texts import GeneratedText
 from harness.models.device import release_memory
@@ -186,7 +182,7 @@ def _scorer(folder: RunFolder, work: Workload, stack: ExitStack, *, greedy: bool
         return pair.score
     engine = work.adapter.start_draft(to_serve(folder, work, slots=1))
     if engine is not None:
-        return partial(asked_scores, folder, work, stack.enter_context(engine.open(0)))
+        return partial(scores_by_server, folder, work, stack.enter_context(engine.open(0)))
     if folder.manifest.server_threads is not None:
         torch.set_num_threads(folder.manifest.server_threads)
     loaded, model = open_draft(draft, work.vocabulary, work.config)
@@ -203,24 +199,23 @@ def _scorer(folder: RunFolder, work: Workload, stack: ExitStack, *, greedy: bool
     )
 
 
-def asked_scores(
+def scores_by_server(
     folder: RunFolder, work: Workload, draft: Server, texts: Sequence[GeneratedText], how: Scoring
 ) -> list[TextTrace]:
     """Traces by the draft's own server; where there is a threshold, confidences are stored, too."""
     name, threshold = work.config.draft.name, work.config.threshold
-    if not threshold:
-        return asked_traces(texts, draft, draft_name=name, tick=how.tick)
-    known = asked_confidences(
+    traces, confidences = asked_scores(
         texts,
         draft,
         draft_name=name,
         num_draft_tokens=how.largest_k,
-        least=threshold,
-        among=work.adapter.spec.draft_top_k or 0,
+        least=threshold or None,
+        among=(work.adapter.spec.draft_top_k or 0) if threshold else 0,
         tick=how.tick,
     )
-    folder.add_confidences([each for _, each in known])
-    return [trace for trace, _ in known]
+    if confidences:
+        folder.add_confidences(confidences)
+    return traces
 
 
 # ---- greedy texts that differ, by the engine's noise ---------------------------------------------

@@ -7,8 +7,8 @@ This package has no clocks, files or configuration: rounds are timed by timing t
    sampling parameters, the uniforms, K and the acceptance rule.
 2. `protocols.CausalModel`: a model with a KV cache. `forward` appends tokens to the cache and
    returns the logits after each, `rewind` removes the last n. `Drafter`: begin, propose, advance;
-   `model_drafter.py` drafts with a model, `heads.py` with a head on the target's hidden states,
-   `lookups.py` without a model.
+   `drafters.py` drafts with a model or with a head on the target's hidden states, `lookups.py`
+   without a model.
 3. `loops.speculative_rounds`: the loop. Each round: K draft tokens, one target forward over
    K + 1 positions, accept or correct, rewind. `loops.autoregressive_rounds` is the baseline.
 4. `verification.py`: the acceptance rules, vectorised over a round's positions. That they are

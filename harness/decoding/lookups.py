@@ -29,43 +29,31 @@ from harness.records import LONGEST_NGRAM
 
 
 class LookupDrafter(ABC):
-    """A `Drafter` that looks its tokens up and samples none.
-
-    Attributes:
-        eos: the ids that end a text.
-        text: the prompt and the text so far.
-    """
+    """A `Drafter` that looks its tokens up in the prompt and the text so far, and samples none."""
 
     def __init__(self, eos: Collection[int]) -> None:
         self.eos, self.text = frozenset(eos), list[int]()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start with the prompt as the text; there is nothing to prefill."""
         self.text = []
         self.append(prompt)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append emitted tokens to the text."""
         self.text += tokens
 
     @abstractmethod
     def draft(self, count: int) -> list[int]:
-        """The proposal after the text, at most `count` tokens.
-
-        The proposal for a smaller `count` is the beginning of that for a larger one.
-        """
+        """At most `count` tokens after the text; of a smaller `count` the beginning of these."""
 
     def scored(self, count: int) -> list[int]:
         """The proposal for replay, without limits that depend on `count` and the text's length."""
         return self.draft(count)
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
-        """Propose up to `count` tokens, perhaps none, on the uniforms' device."""
         tokens = torch.tensor(self.draft(count), dtype=torch.long, device=uniforms.device)
         return Proposal(tokens, None)
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
-        """Append the emitted tokens to the text that is searched."""
         self.append(host_tokens(torch.cat([proposal.tokens[:accepted], next_token])))
 
 
@@ -73,19 +61,16 @@ class NgramDrafter(LookupDrafter):
     """Proposes the tokens after the first occurrence of the text's last n-gram."""
 
     def __init__(self, eos: Collection[int], ngram: int = LONGEST_NGRAM) -> None:
-        """Search n-grams of `ngram` tokens at most; `eos` are the ids that end a text."""
         super().__init__(eos)
         self._ngram = ngram
         # By n-gram, the index of the token after its occurrence
         self._after: dict[tuple[int, ...], int] = {}
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start with the prompt as the text; there is nothing to prefill."""
         self._after = {}
         super().begin(prompt)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append emitted tokens to the text and to the index."""
         text = self.text
         for token in tokens:
             # The n-gram at the end of the text becomes an occurrence when a token follows it
@@ -94,12 +79,12 @@ class NgramDrafter(LookupDrafter):
             text.append(token)
 
     def draft(self, count: int) -> list[int]:
-        """The proposal after the text, at most `count` tokens."""
         text = self.text
         sizes = range(min(self._ngram, len(text) - 1), 0, -1)
         places = (self._after.get(tuple(text[-size:])) for size in sizes)
         place = next((place for place in places if place is not None), len(text))
-        return _before_end(text[place : place + count], self.eos)
+        draft = text[place : place + count]
+        return draft[: next((n for n, token in enumerate(draft) if token in self.eos), count)]
 
 
 class SimpleNgramDrafter(NgramDrafter):
@@ -113,7 +98,6 @@ class SimpleNgramDrafter(NgramDrafter):
     """
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append emitted tokens to the text and to the index."""
         for token in tokens:
             self.text.append(token)
             # The history lacks the last token, and a match needs a token of the history behind it
@@ -122,12 +106,11 @@ class SimpleNgramDrafter(NgramDrafter):
                 self._after[tuple(self.text[end - self._ngram : end])] = end
 
     def draft(self, count: int) -> list[int]:
-        """The proposal after the text, at most `count` tokens."""
         too_short = len(self.text) - 1 <= self._ngram + count + 1
         return [] if too_short else self.scored(count)
 
     def scored(self, count: int) -> list[int]:
-        """The proposal without the limit on the text's length."""
+        """Without the limit on the text's length."""
         history, size = len(self.text) - 1, self._ngram
         place = self._after.get(tuple(self.text[-size:]))
         if place is None or history - place < size:
@@ -140,17 +123,11 @@ one_token_ngram = partial(SimpleNgramDrafter, ngram=1)
 default_ngram = partial(SimpleNgramDrafter, ngram=12)
 
 
-def _before_end(draft: list[int], eos: Collection[int]) -> list[int]:
-    end = next((n for n, token in enumerate(draft) if token in eos), len(draft))
-    return draft[:end]
-
-
 class Lookups(NamedTuple):
-    """The proposals of a look-up from every start of a text.
+    """The proposals of a look-up from every start of a text: their number, at most K, [n].
 
     Attributes:
         matches: [n, K] whether the token proposed at this offset is the text's.
-        proposed: [n] how many tokens are proposed, at most K.
     """
 
     matches: NDArray[np.bool_]

@@ -31,13 +31,7 @@ from harness.records import BrokenLogitsError, Round
 
 
 def autoregressive_rounds(target: CausalModel, generation: Generation) -> Iterator[Round]:
-    """Yield one step per emitted token until an end of text or the budget.
-
-    The target's cache must hold prompt[:-1].
-
-    Raises:
-        BrokenLogitsError: the target's logits are not finite.
-    """
+    """Yield one step per token until an end of text or the budget, from a cache of prompt[:-1]."""
     sampling, resample = generation.sampling, generation.uniforms.resample
     probabilities = None if sampling.greedy else sampler_for(sampling)
     penalty = sampling.repetition_penalty
@@ -89,7 +83,7 @@ def speculative_rounds(
         position = len(text)
         first = generation.first_uniform(position)
         proposal = drafter.propose(k, uniforms.draft[first : first + k])
-        outcome = verified(target, last, proposal, verifier, position)
+        outcome = verifier.verified(last, proposal, position)
         # The only host read of the round
         accepted, *tokens = host_tokens(outcome)
         check_logits(tokens, accepted, position)
@@ -106,61 +100,11 @@ def speculative_rounds(
         yield done
 
 
-def verified(
-    target: CausalModel, last: Tensor, proposal: Proposal, verifier: "Verifier", position: int
-) -> Tensor:
-    """Forward the proposal through the target and decide, all on the device.
-
-    Returns:
-        [n + 2] the accepted length, the n proposed tokens, and the target's own token; BROKEN in
-        place of each token whose logits were not finite, for `check_logits`.
-    """
-
-    def work(
-        last: Tensor,
-        tokens: Tensor,
-        probs: Tensor | None,
-        checks: Tensor | None,
-        accept: Tensor,
-        resample: Tensor,
-        seen: Tensor | None,
-    ) -> tuple[Tensor]:
-        logits = verifier.penalised(target.forward(torch.cat([last, tokens])), tokens, seen)
-        proposal = Proposal(tokens, probs, checks)
-        return (outcome_of(proposal, verifier.decide(logits, proposal, accept, resample)),)
-
-    count = proposal.tokens.shape[0]
-    (outcome,) = recorded(
-        target,
-        ("verify", verifier.key, count),
-        work,
-        last,
-        *proposal,
-        *verifier.uniforms(position, count),
-        verifier.seen,
-    )
-    assert outcome is not None
-    return outcome
-
-
-def outcome_of(proposal: Proposal, decision: Decision) -> Tensor:
-    """The numbers of a round that the host reads, [n + 2]; see `verified`."""
-    tokens = proposal.tokens
-    if proposal.checks is not None:
-        tokens = unless_broken(tokens, proposal.checks)
-    return torch.cat([decision.accepted.unsqueeze(0), tokens, decision.next_token.unsqueeze(0)])
-
-
 def check_logits(tokens: Sequence[int], accepted: int, position: int) -> None:
-    """Refuse a round with logits that are not finite.
+    """Refuse a round with logits that are not finite, naming the target or the draft.
 
-    Args:
-        tokens: the draft's tokens, then the target's own, as read back.
-        accepted: how many draft tokens were accepted.
-        position: of the round's first token in the text.
-
-    Raises:
-        BrokenLogitsError: naming the target or the draft.
+    `tokens` are the draft's, then the target's own, as read back; `position` is the round's first
+    in the text.
     """
     if min(tokens) >= 0:
         return
@@ -175,13 +119,8 @@ def emitted_round(
 ) -> Round:
     """The tokens that a verified round emits after `text`, given ends of text and the budget.
 
-    Args:
-        generation: its budget, eos and stop.
-        tokens: the draft's tokens, then the target's own.
-        accepted: number of accepted draft tokens.
-
-    Returns:
-        The round; `cut` where fewer than accepted + 1 tokens could be emitted.
+    `tokens` are the draft's, then the target's own. The round is `cut` where fewer than
+    accepted + 1 of them could be emitted.
     """
     drafted = len(tokens) - 1
     allowed = (*tokens[:accepted], tokens[-1])
@@ -196,8 +135,9 @@ class Verifier:
 
     def __init__(self, target: CausalModel, generation: Generation) -> None:
         sampling, uniforms = generation.sampling, generation.uniforms
+        self._target = target
         # [vocab] the tokens of prompt and text, where there is a repetition penalty
-        self.seen = seen_by(target, generation.prompt, sampling)
+        self._seen = seen_by(target, generation.prompt, sampling)
         self._penalty = sampling.repetition_penalty
         self._probabilities = None if sampling.greedy else sampler_for(sampling)
         self._rule, self._uniforms = generation.rule, uniforms
@@ -208,21 +148,44 @@ class Verifier:
             self._synthetic = tuple(generation.synthetic)
             self._rates = rates_on(self._synthetic, uniforms.accept.dtype, uniforms.accept.device)
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """The key that verifiers with the same work share."""
-        return (self._probabilities, self._penalty, self._rule, self._synthetic)
-
     def note(self, accepted: Tensor, next_token: Tensor) -> None:
         """Mark the emitted tokens as seen, for a repetition penalty."""
-        if self.seen is not None:
-            self.seen.index_fill_(0, torch.cat([accepted, next_token]), True)
+        if self._seen is not None:
+            self._seen.index_fill_(0, torch.cat([accepted, next_token]), True)
 
-    def penalised(self, logits: Tensor, tokens: Tensor, seen: Tensor | None) -> Tensor:
-        """Logits [n + 1, vocab] with the penalty for all tokens before each, also drafted ones."""
-        if seen is None:
-            return logits
-        return penalised(logits, seen_along(seen, tokens), self._penalty)
+    def verified(self, last: Tensor, proposal: Proposal, position: int) -> Tensor:
+        """Forward the proposal through the target and decide, all on the device.
+
+        Returns:
+            [n + 2] the accepted length, the n proposed tokens, and the target's own token; BROKEN
+            in place of each token whose logits were not finite, for `check_logits`.
+        """
+
+        def work(
+            last: Tensor,
+            tokens: Tensor,
+            probs: Tensor | None,
+            checks: Tensor | None,
+            accept: Tensor,
+            resample: Tensor,
+            seen: Tensor | None,
+        ) -> tuple[Tensor]:
+            logits = self._target.forward(torch.cat([last, tokens]))
+            if seen is not None:  # the penalty is for all tokens before each, also drafted ones
+                logits = penalised(logits, seen_along(seen, tokens), self._penalty)
+            decision = self.decide(logits, Proposal(tokens, probs, checks), accept, resample)
+            if checks is not None:
+                tokens = unless_broken(tokens, checks)
+            accepted, own = (one.unsqueeze(0) for one in decision)
+            return (torch.cat([accepted, tokens, own]),)
+
+        count = proposal.tokens.shape[0]
+        # The same for verifiers with the same work
+        key = ("verify", self._probabilities, self._penalty, self._rule, self._synthetic, count)
+        inputs = (last, *proposal, *self.uniforms(position, count), self._seen)
+        (outcome,) = recorded(self._target, key, work, *inputs)
+        assert outcome is not None
+        return outcome
 
     def uniforms(self, position: int, count: int) -> tuple[Tensor, Tensor]:
         """The uniforms of a round of `count` drafts: accept [count] and resample [count + 1]."""
@@ -233,7 +196,6 @@ class Verifier:
     def decide(
         self, logits: Tensor, proposal: Proposal, accept: Tensor, resample: Tensor
     ) -> Decision:
-        """Decide a round from logits [n + 1, vocab], n tokens, accept [n] and resample [n + 1]."""
         tokens = proposal.tokens
         rates = None if self._rates is None else self._rates[: len(tokens)]
         if self._probabilities is None:

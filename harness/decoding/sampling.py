@@ -43,7 +43,6 @@ class SamplingParameters:
 
     @property
     def greedy(self) -> bool:
-        """True where tokens are chosen by argmax."""
         return self.temperature == 0.0
 
 
@@ -115,7 +114,6 @@ def penalised(logits: Tensor, seen: Tensor | None, penalty: float | None) -> Ten
 
 
 def seen_tokens(tokens: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
-    """A mask of the vocabulary's tokens that occur in a text, [vocab] bool."""
     seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
     seen[torch.tensor(tokens, dtype=torch.long, device=device)] = True
     return seen
@@ -183,10 +181,7 @@ def most_likely(logits: Tensor) -> Tensor:
 class Uniforms:
     """The uniforms of one generation, each [positions], in (0, 1].
 
-    Attributes:
-        draft: decides the draft's draw for a text position.
-        accept: decides whether that draft token is kept.
-        resample: decides the target's own token there: a correction, a bonus or a plain step.
+    Those of the draft's draw, of its acceptance, and of the target's own token.
     """
 
     draft: Tensor
@@ -197,10 +192,7 @@ class Uniforms:
     def keyed(
         cls, seed: int, prompt: str, repetition: int, positions: int, device: torch.device
     ) -> "Uniforms":
-        """The uniforms of one generation from counter-based streams (Philox), one per purpose.
-
-        Position i has the stream's i-th number, so a longer table begins with a shorter one.
-        """
+        """From counter-based streams (Philox): a longer table begins with a shorter one."""
         return cls(
             *(
                 _stream(f"{seed}/{prompt}/{repetition}/{purpose}", positions, device)

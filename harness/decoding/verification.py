@@ -24,24 +24,14 @@ from harness.records import Rule
 
 
 class Decision(NamedTuple):
-    """The end of one round, on the device.
-
-    Attributes:
-        accepted: [] the number of accepted draft tokens.
-        next_token: [] the target's own token after them, or BROKEN.
-    """
+    """The end of a round: the number [] of accepted tokens, the target's own [] or BROKEN."""
 
     accepted: Tensor
     next_token: Tensor
 
 
 def verify_greedy(target_logits: Tensor, draft_tokens: Tensor) -> Decision:
-    """Accept while the draft's token is the target's argmax.
-
-    Args:
-        target_logits: [n + 1, vocab] after the last emitted token and after each draft token.
-        draft_tokens: [n].
-    """
+    """Accept draft tokens [n] while they are the argmax of target logits [n + 1, vocab]."""
     choices = most_likely(target_logits)
     accepted = _leading(choices[:-1] == draft_tokens)
     return Decision(accepted, _at(choices, accepted))
@@ -155,12 +145,8 @@ def verify_exact_match(
     """Sample the target's own token at every position; accept while it equals the draft's.
 
     The rule of mlx-lm (mlx_lm/generate.py, `speculative_generate_step`). Lossless as well, since
-    every emitted token is the target's draw, but it accepts less often than the ratio.
-
-    Args:
-        target_probs: [n + 1, vocab], after the sampling parameters.
-        draft_tokens: [n], sampled with other uniforms than these.
-        resample_uniforms: [n + 1] in (0, 1]. The other arguments, for other rules, are not read.
+    every emitted token is the target's draw, but it accepts less often than the ratio. The tokens
+    are sampled with other uniforms than `resample_uniforms`; the other arguments are not read.
     """
     choices = unless_broken(inverse_cdf(target_probs, resample_uniforms), target_probs[:, 0])
     accepted = _leading(choices[:-1] == draft_tokens)

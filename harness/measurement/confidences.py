@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.decoding.heads import HeadModel, StateModel
+from harness.decoding.drafters import HeadModel, StateModel
 from harness.decoding.protocols import CausalModel
 from harness.decoding.sampling import Uniforms, inverse_cdf, sampler_for
 from harness.measurement.target_texts import GeneratedText
@@ -69,11 +69,15 @@ def draft_confidences(
         drafting = _Drafting(text, target, rule, width, num_draft_tokens, least)
         is_head = isinstance(draft, HeadModel)
         values = drafting.of_rounds(draft) if is_head else drafting.of_text(draft)
-        key = text.request.key
-        names = (draft_name, key.prompt_set, key.prompt, key.repetition)
-        made.append(DraftConfidence(*names, key.temperature, values))
+        made.append(confidence_of(text, draft_name, values))
         tick()
     return made
+
+
+def confidence_of(text: GeneratedText, draft_name: str, values: Values) -> DraftConfidence:
+    key = text.request.key
+    names = (draft_name, key.prompt_set, key.prompt, key.repetition)
+    return DraftConfidence(*names, key.temperature, values)
 
 
 @dataclass(frozen=True)
@@ -120,12 +124,8 @@ class _Drafting:
 
     def of_rounds(self, head: HeadModel) -> Values:
         """[n, K] of a head; see `DraftConfidence`. NaN where it drafts nothing."""
-        request, tokens, count, target = (
-            self.text.request,
-            self.text.tokens,
-            self.count,
-            self.target,
-        )
+        request, tokens = self.text.request, self.text.tokens
+        count, target = self.count, self.target
         assert isinstance(target, StateModel)
         uniforms = self.uniforms(len(tokens) * count, head.device)
         ids = torch.tensor([*request.tokens, *tokens])

@@ -15,6 +15,7 @@ server told them with the text, no target is needed here.
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.decoding.lookups import Lookups, lookups
+from harness.decoding.lookups import lookups
 from harness.decoding.sampling import (
     SamplingParameters,
     penalised,
@@ -32,16 +33,11 @@ from harness.decoding.sampling import (
     seen_tokens,
 )
 from harness.engine_facts.draft_kinds import DRAFTS
-from harness.engines.protocol import Asked, Likeliest, Server
-from harness.measurement.target_texts import (
-    GeneratedText,
-    batch_refusal,
-    broken_logits,
-    in_batches,
-)
+from harness.measurement.target_texts import GeneratedText, batch_refusal, broken_logits, in_batches
 from harness.models.cached import CachedModel, SplitNetwork, split_network
+from harness.models.heads.base import Head
 from harness.models.probe import difference, probe_tokens, uncached_logits
-from harness.records import DraftConfidence, TextTrace, UserError
+from harness.records import TextTrace
 
 # Positions of all rows that go through a body at once; longer texts are prefilled in pieces.
 PREFILL_POSITIONS = 8192
@@ -49,8 +45,6 @@ PREFILL_POSITIONS = 8192
 LOGITS_BYTES = 64 * 1024**2
 # Rows of the vocabulary that are marked at once for a repetition penalty
 SEEN_AT_ONCE = 64
-# Tokens that a draft's server is asked for at a time where it leaves the text: a draft ends soon
-ONWARDS = 3
 
 Numbers = NDArray[np.float64]
 # How a draft is sampled, from how the target is
@@ -58,7 +52,6 @@ DraftSampling = Callable[[SamplingParameters], SamplingParameters]
 
 
 def as_target(sampling: SamplingParameters) -> SamplingParameters:
-    """A draft that is sampled as the target is, as our own loop does."""
     return sampling
 
 
@@ -97,12 +90,10 @@ def score_texts(
     """Score texts of the target with one draft: a trace per text, in the order given.
 
     Args:
-        texts: of any temperatures.
         target: the model that generated them; run again only for texts without hidden states. None
             where a server did, and told the log-probabilities of those above temperature 0.
         draft: distributions are over the narrower vocabulary of the two.
         draft_shown, target_shown: what errors call them.
-        draft_sampling: how an engine samples the draft, from how it samples the target.
         batch: texts in a batch at most; halved, and kept so, whenever memory runs out.
         chunk: tokens whose logits are in memory at a time; None for LOGITS_BYTES of them.
 
@@ -145,172 +136,23 @@ def lookup_traces(
     """The proposals of a look-up from every start of each text.
 
     Its tokens are chosen, not drawn, so under every rule a proposed token stands exactly where it
-    is the text's; the target's fields are NaN.
-
-    Args:
-        texts: of any temperatures.
-        kind: of look-up.
-        num_draft_tokens: the largest K that is to be replayed.
-        draft_name: in the traces.
+    is the text's; the target's fields are NaN. `num_draft_tokens` is the largest K to be replayed.
     """
     traces: list[TextTrace] = []
     for text in texts:
         drafter = DRAFTS[kind].load(text.request.eos)
-        looked_up = lookups(drafter, text.request.tokens, text.tokens, num_draft_tokens)
-        traces.append(_lookup_trace(text, looked_up, draft_name))
+        matches, proposed = lookups(drafter, text.request.tokens, text.tokens, num_draft_tokens)
+        is_text, unknown = matches.astype(np.float64), np.full(len(text.tokens), np.nan)
+        is_proposed = np.arange(is_text.shape[1]) < proposed[:, None]
+        with np.errstate(divide="ignore"):
+            logprob = np.log(np.where(is_proposed, is_text, np.nan))
+        scores = Scores(unknown, logprob, is_text, unknown, unknown)
+        traces.append(trace_of(text, draft_name, scores, proposed, chosen=True))
     return traces
-
-
-def asked_traces(
-    texts: Sequence[GeneratedText],
-    draft: Server,
-    *,
-    draft_name: str,
-    tick: Callable[[], None] = lambda: None,
-) -> list[TextTrace]:
-    """Score texts by asking a plain server of the draft for its likeliest token at every position.
-
-    Its kernels compute in the weights' own bits, token by token behind a cached prefix, as they do
-    when they draft. So they decide near ties as the speculating server's do; a checkpoint in other
-    bits does not (in 5 of 15 texts of a 0.5B draft in 4 bits).
-
-    Args:
-        texts: of temperature 0; of others for a draft that proposes its likeliest token, where the
-            target's probabilities are not asked for.
-        draft: decodes plainly.
-
-    Raises:
-        ServerDiedError, RequestFailedError, RefusedError: it does not answer.
-    """
-    traces: list[TextTrace] = []
-    for text in texts:
-        prompt, tokens = text.request.tokens, text.tokens
-        asked = Asked(prompt[:-1], SamplingParameters(0.0), 0, budget=1, cached=True)
-        if len(prompt) > 1:  # its last token is decoded by itself, as a draft's first one is
-            draft.generate(asked)
-        best = [
-            draft.generate(asked._replace(prompt=(*prompt, *tokens[:end]))).tokens[0]
-            for end in range(len(tokens))
-        ]
-        traces.append(_asked_trace(text, draft_name, best))
-        tick()
-    return traces
-
-
-def _asked_trace(text: GeneratedText, draft_name: str, best: Sequence[int]) -> TextTrace:
-    """The trace of a text, by the draft's likeliest token at each of its positions."""
-    tokens = text.tokens
-    match, one = np.equal(best, tokens).astype(np.float64), np.ones(len(tokens))
-    target = np.full(len(tokens), 0.0 if text.request.sampling.greedy else np.nan)
-    with np.errstate(divide="ignore"):
-        scores = Scores(target, np.log(match), match, one, one)
-    return trace_of(text, draft_name, scores)
-
-
-def asked_confidences(
-    texts: Sequence[GeneratedText],
-    draft: Server,
-    *,
-    draft_name: str,
-    num_draft_tokens: int,
-    least: float,
-    among: int,
-    tick: Callable[[], None] = lambda: None,
-) -> list[tuple[TextTrace, DraftConfidence]]:
-    """Ask a plain server of the draft for what `draft_confidences` computes, for greedy texts.
-
-    The traces that `asked_traces` makes come with them.
-
-    One request at each position of a text: of one token where the draft's is the text's, else of
-    as many as a round may draft from there, off the text.
-
-    Args:
-        texts: of temperature 0.
-        draft: decodes plainly.
-        num_draft_tokens: the largest K.
-        least: no threshold below it is replayed; 0 is no threshold.
-        among: the number of likeliest tokens among which the engine takes a token's probability.
-
-    Raises:
-        ServerDiedError, RequestFailedError, RefusedError: it does not answer.
-        UserError: it lists no log-probabilities.
-    """
-    made: list[tuple[TextTrace, DraftConfidence]] = []
-    for text in texts:
-        request, tokens = text.request, text.tokens
-        asked = Asked((), SamplingParameters(0.0), 0, budget=1, logprobs=among, cached=True)
-        if len(request.tokens) > 1:  # its last token is decoded by itself, as in `asked_traces`
-            draft.generate(asked._replace(prompt=tuple(request.tokens[:-1])))
-        values = np.zeros((len(tokens) + 1, num_draft_tokens))
-        best: list[int] = []
-        for end, row in enumerate(values):
-            prefix = asked._replace(prompt=(*request.tokens, *tokens[:end]))
-            one = draft.generate(prefix)
-            row[0], own = _confidence(one.likeliest), one.tokens[0]
-            best.append(own)
-            leaves = end == len(tokens) or own != tokens[end]
-            if not leaves or row[0] < least or num_draft_tokens == 1:
-                continue
-            more = prefix._replace(prompt=(*prefix.prompt, own))
-            row[1:] = _onwards(draft, more, least, num_draft_tokens - 1)
-        if np.isnan(values[:, 0]).all():
-            raise UserError(
-                "p_min: the draft's server lists no log-probabilities, which a threshold is"
-                " compared with; leave p_min out"
-            )
-        key = request.key
-        names = (draft_name, key.prompt_set, key.prompt, key.repetition)
-        trace = _asked_trace(text, draft_name, best[:-1])
-        made.append((trace, DraftConfidence(*names, key.temperature, values)))
-        tick()
-    return made
-
-
-def _confidence(likeliest: Likeliest) -> float:
-    """The probability of the likeliest token at the first position, among those that are listed.
-
-    NaN where none is, as llama.cpp lists none of a token that leaves a character incomplete.
-    """
-    if not likeliest or not likeliest[0]:
-        return math.nan
-    listed = np.exp([*likeliest[0].values()])
-    return float(listed.max() / listed.sum())
-
-
-def _onwards(draft: Server, asked: Asked, least: float, count: int) -> NDArray[np.float64]:
-    """[count] confidences of what is drafted on, up to the first below `least`; 0 after it.
-
-    A draft goes on after an end of text, at which an answer stops.
-    """
-    values, place = np.zeros(count), 0
-    while place < count:
-        done = draft.generate(asked._replace(budget=min(ONWARDS, count - place)))
-        for index in range(len(done.tokens)):
-            values[place] = _confidence(done.likeliest[index:])
-            place += 1
-            if values[place - 1] < least:
-                return values
-        asked = asked._replace(prompt=(*asked.prompt, *done.tokens))
-    return values
-
-
-def _lookup_trace(text: GeneratedText, looked_up: Lookups, draft_name: str) -> TextTrace:
-    is_text = looked_up.matches.astype(np.float64)
-    is_proposed = np.arange(is_text.shape[1]) < looked_up.proposed[:, None]
-    match = np.where(is_proposed, is_text, np.nan)
-    unknown = np.full(len(text.tokens), np.nan)
-    with np.errstate(divide="ignore"):
-        logprob = np.log(match)
-    scores = Scores(unknown, logprob, is_text, unknown, unknown)
-    return trace_of(text, draft_name, scores, looked_up.proposed, chosen=True)
 
 
 def scored_model(model: CachedModel, name: str, sample: Sequence[int]) -> ScoredModel:
-    """A model split, if rows padded on the right then score as each does alone; else whole.
-
-    That is tried once per model, with one prefill and with several, and stored on it for the
-    manifest. `sample` is for `split_network`.
-    """
+    """A model split, if rows padded on the right score as each does alone, tried once; or whole."""
     split = split_network(model, sample)
     known = model.text_batches.get("scoring")
     if known is None:
@@ -367,10 +209,7 @@ def _score(
     traces: list[TextTrace] = []
     for text, end in zip(texts, ends, strict=True):
         part = Scores(*(column[end - len(text.tokens) : end] for column in scores))
-        target_name = "the server" if target is None else target.name
-        for finite, name in ((part.target_finite, target_name), (part.draft_finite, draft.name)):
-            if not finite.all():
-                raise broken_logits(name, text.request, int(finite.argmin()))
+        refuse_broken(part, text, "the server" if target is None else target.name, draft.name)
         if text.logprobs is not None and not sampling.greedy:
             part = part._replace(target_logprob=np.array(text.logprobs))
         traces.append(trace_of(text, draft_name, part))
@@ -383,7 +222,6 @@ class Distribution:
     Attributes:
         probs: [n, vocab] as sampled; None where each is a point, on `best`.
         best: [n] the most likely token, before sampling parameters apply.
-        finite: [n] whether the logits are.
     """
 
     def __init__(
@@ -397,13 +235,11 @@ class Distribution:
         self.probs = None if sampling.greedy else sampler_for(sampling)(logits)
 
     def of(self, tokens: Tensor) -> Tensor:
-        """Probability of one token per row."""
         if self.probs is None:
             return (self.best == tokens).float()
         return self.probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
     def part(self, rows: slice) -> "Distribution":
-        """Some of the rows."""
         other = copy.copy(self)
         other.best, other.finite = self.best[rows], self.finite[rows]
         other.probs = None if self.probs is None else self.probs[rows]
@@ -539,6 +375,15 @@ def _states(
     return torch.cat(done, dim=1)
 
 
+def refuse_broken(scores: Scores, text: GeneratedText, target_name: str, draft_name: str) -> None:
+    """Refuse scores by token, or by start and offset, of logits that are not finite."""
+    names = (scores.target_finite, target_name), (scores.draft_finite, draft_name)
+    for column, name in names:
+        places = np.argwhere(column == 0.0).sum(axis=1)
+        if len(places):
+            raise broken_logits(name, text.request, int(places.min()))
+
+
 def trace_of(
     text: GeneratedText,
     draft_name: str,
@@ -547,7 +392,6 @@ def trace_of(
     *,
     chosen: bool = False,
 ) -> TextTrace:
-    """The trace of a text, from its scores."""
     request, sampling = text.request, text.request.sampling
     fields: dict[str, Any] = scores._asdict()
     del fields["target_finite"], fields["draft_finite"]
@@ -570,3 +414,122 @@ def trace_of(
         chosen=chosen,
         turn=request.turn,
     )
+
+
+# ---- heads ---------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def score_with_head(
+    texts: Sequence[GeneratedText],
+    target: CachedModel,
+    head: Head,
+    *,
+    num_draft_tokens: int,
+    draft_name: str,
+    draft_shown: str = "the draft",
+    target_shown: str = "the target",
+    draft_sampling: DraftSampling = as_target,
+    chunk: int = 512,
+    tick: Callable[[], None] = lambda: None,
+) -> list[TextTrace]:
+    """Score texts with a head for their target, which keeps the states that the head reads.
+
+    While drafted tokens are accepted they are the text's, so a head can be run on the text itself:
+    the j-th drafts from all starts are one pass (`HeadNetwork.passes`). A text costs one prefill of
+    the target, whose final states its logits are made of above temperature 0, and K of a head that
+    drafts token by token; a block drafter gives all drafts from a start at once.
+    `num_draft_tokens` is the largest K that is to be replayed; for the rest see `score_texts`.
+    """
+    if not texts:
+        return []
+    scored = scored_model(target, target_shown, texts[0].request.tokens)
+    traces: list[TextTrace] = []
+    for text in texts:
+        scores, proposed = _head_score(text, scored, head, num_draft_tokens, draft_sampling, chunk)
+        refuse_broken(scores, text, target_shown, draft_shown)
+        traces.append(trace_of(text, draft_name, scores, proposed))
+        tick()
+    return traces
+
+
+def _head_score(
+    text: GeneratedText,
+    target: ScoredModel,
+    head: Head,
+    depth: int,
+    draft_sampling: DraftSampling,
+    chunk: int,
+) -> tuple[Scores, NDArray[np.int64] | None]:
+    """Scores by start and offset, the target's log-probabilities aside, and the number proposed."""
+    request, count = text.request, len(text.tokens)
+    # Start s is row (prompt length) + s - 2; a prompt of one token has no row for start 0
+    first_row = max(0, len(request.tokens) - 2)
+    first_start = first_row + 2 - len(request.tokens)
+    states, text = _head_prefilled(text, target, head)
+    outputs = _outputs(text, states, head, depth, first_row)
+    sampling, width = request.sampling, head.vocab_size
+    draft_as = draft_sampling(sampling)
+    tokens = torch.tensor(text.tokens, device=head.device)
+    by_start = Scores(*(np.full((count, depth), np.nan) for _ in Scores._fields))
+    target_logprobs = np.full(count, np.nan)
+    chunks = target_chunks([text], target, width, chunk, head.device)
+    for begin, (seen, of_target) in zip(range(0, count, chunk), chunks, strict=True):
+        end = min(begin + chunk, count)
+        for offset, rows in enumerate(outputs):
+            low = max(begin - offset, first_start)
+            if low >= end - offset:
+                continue
+            starts, at = slice(low, end - offset), slice(low + offset, end)
+            in_chunk = slice(at.start - begin, at.stop - begin)
+            logits = head.network.logits(
+                rows[low - first_start : end - offset - first_start], width, offset
+            )
+            seen_there = None if seen is None else seen[in_chunk]
+            draft = Distribution(logits, draft_as, width, seen_there)
+            part = None if of_target is None else of_target.part(in_chunk)
+            scores = compared(tokens[at], part, draft)
+            for column, values in zip(by_start, scores, strict=True):
+                column[starts, offset] = values
+            target_logprobs[at] = scores.target_logprob
+    proposed, most = None, depth if head.drafts is None else min(depth, head.drafts)
+    if first_start or most < depth:
+        proposed = np.full(count, most)
+        proposed[:first_start] = 0
+    is_argmax = by_start.draft_is_argmax == 1.0
+    return by_start._replace(target_logprob=target_logprobs, draft_is_argmax=is_argmax), proposed
+
+
+def _head_prefilled(
+    text: GeneratedText, target: ScoredModel, head: Head
+) -> tuple[Tensor, GeneratedText]:
+    """The target's states [tokens but the last, width] that the head reads, from one prefill.
+
+    A text whose logits can be made of final hidden states, and are needed, gets these.
+    """
+    needed = not text.request.sampling.greedy and text.hidden is None and target.split is not None
+    model, layers = target.model, head.network.layers
+    model.keep_states((*layers, model.layers) if needed else layers)
+    model.prefill([*text.request.tokens, *text.tokens[:-1]])
+    states = model.states
+    assert states is not None
+    model.prefill([])
+    model.keep_states(layers)
+    if not needed:
+        return states, text
+    read, final = states.split([head.network.width, states.shape[1] - head.network.width], dim=1)
+    return read, replace(text, hidden=final[len(text.request.tokens) - 1 :])
+
+
+def _outputs(
+    text: GeneratedText, states: Tensor, head: Head, depth: int, first_row: int
+) -> list[Tensor]:
+    """Per offset, the head's outputs [starts, hidden] from every start that has the tokens."""
+    ids = [*text.request.tokens, *text.tokens]
+    # The last row that is read predicts the last token from the one before
+    count = len(ids) - 2
+    if count <= first_row:
+        return []
+    tokens = torch.tensor([ids[: count + 1]])
+    outputs = head.network.passes(tokens, states[:count].unsqueeze(0), depth, first_row)
+    return [rows[0] for rows in outputs]

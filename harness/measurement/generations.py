@@ -22,8 +22,8 @@ from typing import Any
 import psutil
 import torch
 
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
-from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.protocols import CausalModel, Drafter, Generation, StopRule, uniforms_needed
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.engines.protocol import Asked

@@ -26,7 +26,7 @@ from scipy.special import chdtrc
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.decoding.heads import HeadDrafter
+from harness.decoding.drafters import HeadDrafter
 from harness.decoding.lookups import LookupDrafter
 from harness.decoding.loops import autoregressive_rounds
 from harness.decoding.protocols import CausalModel, Generation

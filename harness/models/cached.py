@@ -75,8 +75,6 @@ class CachedModel:
         text_batches: how texts share a batch in generation and in scoring, or why they do not;
             set by `harness.measurement` when it has tried.
         positions: whether position ids are passed to every forward.
-        cache_argument: the name under which the network's forward takes its cache.
-        makes_state: whether the network makes its own kind of cache.
         states: [n, layers * hidden] the states of the last fed tokens that `keep_states` asks for;
             None where none are kept.
 
@@ -90,10 +88,7 @@ class CachedModel:
     def __init__(
         self, network: PreTrainedModel, vocab_size: int, *, positions: bool = False
     ) -> None:
-        """Wrap `network`; logits are cut to `vocab_size`, the width that target and draft share.
-
-        `positions` is for models that otherwise count from zero at every forward (Bamba).
-        """
+        """`vocab_size` is the width that target and draft share; `positions` is for Bamba."""
         self.engine_reason: str | None = None
         self.recording_s = 0.0
         self.text_batches: dict[str, str] = {}
@@ -115,7 +110,6 @@ class CachedModel:
 
     @property
     def layers(self) -> int:
-        """The number of decoder layers."""
         return int(self.network.config.get_text_config().num_hidden_layers)
 
     def keep_states(self, layers: Sequence[int]) -> None:
@@ -143,39 +137,29 @@ class CachedModel:
 
     @property
     def cached_tokens(self) -> int:
-        """The number of tokens in the cache."""
         return self._length
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Clear the cache and fill it with `tokens`, which may be empty."""
         self._clear()
         if tokens:
             self._run(torch.tensor(tokens), logits_to_keep=1)
 
     def describe(self) -> dict[str, Any]:
-        """The forward in use and its settings, for the manifest."""
         optional = {"engine_reason": self.engine_reason, "text_batches": dict(self.text_batches)}
         present = {name: value for name, value in optional.items() if value}
         return {"rewinding": self.rewinding, "engine": self.engine, **present}
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
-        """Append `tokens` [n]; return the logits after each, [n, vocab]."""
         return self._run(tokens)
 
     def reserve(self, tokens: int) -> None:
-        """Prepare for a generation of `tokens` tokens, with the drafts of its last round.
-
-        Subclasses allocate caches of a fixed size here; this cache grows by itself.
-        """
+        """Prepare for `tokens` tokens, with the last round's drafts; this cache grows by itself."""
 
     @torch.inference_mode()
     def fill(self, batch: int, context_tokens: int) -> None:
-        """Make the cache one of `batch` sequences with `context_tokens` each, for timing.
-
-        The tokens are arbitrary, since a step's time does not depend on the values.
-        """
+        """Make the cache one of `batch` texts of `context_tokens` arbitrary tokens, for timing."""
         self._clear()
         chunk = max(1, FILL_POSITIONS // batch)
         for start in range(0, context_tokens, chunk):
@@ -189,7 +173,6 @@ class CachedModel:
         return self._run_batch(tokens)
 
     def rewind(self, count: int) -> None:
-        """Remove the last `count` cached tokens."""
         if count:
             self._cache.crop(-count)
             self._length -= count
@@ -212,7 +195,6 @@ class CachedModel:
         self._cache, self._length = self.new_cache(), 0
 
     def new_cache(self) -> Any:
-        """An empty cache."""
         return DynamicCache()
 
     def _run(self, tokens: Tensor, logits_to_keep: int = 0) -> Tensor:
@@ -271,8 +253,7 @@ class CachedModel:
 class SnapshotModel(CachedModel):
     """A causal model whose cache has recurrent states: rewound by restoring a copy.
 
-    The copy is taken before the first forward after a rewind, so once per round for the target and
-    once per round for the draft; the accepted tokens are fed again.
+    It is taken before the first forward after a rewind; the accepted tokens are fed again.
     """
 
     rewinding = "snapshot"
@@ -282,7 +263,6 @@ class SnapshotModel(CachedModel):
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
-        """Append `tokens` [n]; a copy of the cache is taken before, if there is none."""
         if self._saved is None:
             self._saved = (copy.deepcopy(self._cache), self._length)
         self._fed = (*self._fed, tokens)
@@ -299,7 +279,6 @@ class SnapshotModel(CachedModel):
         self._saved, self._fed = None, ()
 
     def new_cache(self) -> Any:
-        """An empty cache; None where the network makes its state itself."""
         return None if self.makes_state else DynamicCache(config=self.network.config)
 
     def _clear(self) -> None:

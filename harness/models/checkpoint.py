@@ -4,6 +4,13 @@ transformers fills missing weights with random values and continues, so an incom
 reward model or an EAGLE head would be run and measured. Such folders are recognised by their
 configuration, before anything large is read, and by the names of the tensors that are missing or
 left over after loading. Errors of transformers and the hub become one line, too.
+
+So are quantized weights that would be run without their scales: transformers skips a method of
+quantization that it does not know with a warning, and converts codes of 8 bits to floating point as
+if they were the weights. The method is read from the small files (`quant_method` of config.json,
+and hf_quant_config.json of NVIDIA's ModelOpt), and the stored dtypes and names of tensors are
+looked at where the files are here. Names of scales and codes are those of compressed-tensors,
+ModelOpt, GPTQ, AWQ, bitsandbytes and MLX.
 """
 
 import json
@@ -23,20 +30,14 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     StrictDataclassError,
 )
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, modeling_utils
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.utils import logging as hf_logging
 from transformers.utils.hub import cached_file
 
 from harness.config import ModelConf
 from harness.models.memory import is_out_of_memory
-from harness.models.stored_quantized import (
-    MODELOPT,
-    check_method,
-    check_tensors,
-    stated_quantization,
-    stored_tensors,
-)
 from harness.records import UserError, first_line
 
 # Keys and class names that only heads for speculative decoding have (EAGLE 1-3, HASS, Medusa,
@@ -80,6 +81,21 @@ GGUF = (
     "python -m harness.server engine=llamacpp model=FILE.gguf draft=FILE.gguf"
 )
 
+MODELOPT = "hf_quant_config.json"
+# What belongs to codes that stand in place of weights. Scales of a KV cache (k_scale) do not.
+OF_CODES = re.compile(
+    r"(^|[._])(weight_scale(_inv|_2)?|weight_packed|weight_zero_point|qweight|qzeros|SCB"
+    r"|weight\.absmax|weight\.quant_map)$"
+)
+# What belongs to codes where the module has a weight too
+BESIDE_CODES = re.compile(r"(.*\.)(w_)?(scales?|zeros?|zero_points?)$")
+# As safetensors and torch name them, in lower case without "torch."
+CODES = re.compile(r"^(f8_|f6_|f4|float8|float4|i8$|u8$|i4$|u4$|int8$|uint8$|int4$|uint4$)")
+ADVICE = (
+    "its codes would be run as if they were the weights; give the original or a dequantized copy,"
+    " or measure it on an engine that reads it (python -m harness.server engine=vllm)"
+)
+
 # The files of weights that transformers saves, and how the name of an index of their shards ends
 WEIGHTS, PICKLED, INDEX = "model.safetensors", "pytorch_model.bin", ".index.json"
 
@@ -88,10 +104,7 @@ TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.vocab", "*.tiktoken", "t
 
 
 def check_source(conf: ModelConf, source: str) -> None:
-    """Refuse a model whose small files show that it is not a complete causal language model.
-
-    Only the small files of a hub id are fetched.
-    """
+    """Refuse a model that by its small files is no complete causal language model."""
     path = Path(source)
     if path.is_file():
         kind = GGUF if path.suffix == ".gguf" else "a file; give the folder that holds it"
@@ -121,11 +134,67 @@ def check_source(conf: ModelConf, source: str) -> None:
 def check_quantized(conf: ModelConf, source: str, config: Mapping[str, Any]) -> None:
     """Refuse quantized weights that are not read as such, as far as the files are here."""
     stated = stated_quantization(config)
-    modelopt = None if stated else small_file(source, MODELOPT, conf)
-    check_method(conf.where, config, modelopt)
+    if stated is None:
+        modelopt = small_file(source, MODELOPT, conf) or {}
+        method, algorithm = None, (modelopt.get("quantization") or {}).get("quant_algo")
+        shown = method if algorithm is None else f"modelopt {algorithm}"
+    else:
+        method, algorithm = _method_in(stated), stated.get("quant_algo")
+        shown = f"{method} {algorithm}" if algorithm else method
+    if shown is not None and method not in AUTO_QUANTIZER_MAPPING:
+        raise UserError(
+            f"{conf.where}: quantized by {shown}, which transformers does not read; {ADVICE}"
+        )
     if stated is None:
         here = file_of(source, "config.json", conf)
-        check_tensors(conf.where, stored_tensors(here.parent) if here else ())
+        check_tensors(conf.where, stored_dtypes(here.parent) if here else {})
+
+
+def stated_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The entry of a config.json, or of its text model's, that says how weights are quantized."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, Mapping) else {}):
+        for name in ("quantization_config", "quantization"):  # MLX writes the second, or both
+            if isinstance(part.get(name), Mapping):
+                return part[name]
+    return None
+
+
+def _method_in(stated: Mapping[str, Any]) -> str:
+    """The method, as transformers' quantizers/auto.py names it."""
+    method = stated.get("quant_method")
+    if method in (None, "bitsandbytes"):
+        bits = next((bits for bits in (8, 4) if stated.get(f"load_in_{bits}bit")), None)
+        if bits is not None:
+            return f"bitsandbytes_{bits}bit"
+    if method is None and {"bits", "group_size"} <= stated.keys():
+        return "MLX or another method that its config.json does not name"
+    return str(method or "a method that its config.json does not name")
+
+
+def check_tensors(where: str, dtypes: Mapping[str, str]) -> None:
+    """Refuse codes among tensors, by their dtypes, of which no config says how they are read."""
+    for name, dtype in dtypes.items():
+        of_weight = name.endswith("weight") and CODES.match(dtype.lower().removeprefix("torch."))
+        beside = BESIDE_CODES.fullmatch(name)
+        if of_weight or OF_CODES.search(name) or (beside and f"{beside[1]}weight" in dtypes):
+            raise UserError(
+                f"{where}: {name} ({dtype}) is of quantized weights, and no method that would"
+                f" read them is in its config.json; {ADVICE}"
+            )
+
+
+def stored_dtypes(folder: Path) -> dict[str, str]:
+    """Dtypes of tensors in the headers of a folder's safetensors files; none of damaged ones."""
+    dtypes: dict[str, str] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(str(path), framework="pt") as stored:
+                for name in stored.keys():  # noqa: SIM118  # not a dict
+                    dtypes[name] = stored.get_slice(name).get_dtype()
+        except (SafetensorError, OSError):  # loading says what is wrong with it
+            continue
+    return dtypes
 
 
 def check_has_tokenizer(conf: ModelConf, source: str) -> None:
@@ -141,11 +210,7 @@ def check_has_tokenizer(conf: ModelConf, source: str) -> None:
 def check_complete(
     conf: ModelConf, network: PreTrainedModel, info: Mapping[str, Iterable[Any]]
 ) -> None:
-    """Refuse a network any of whose weights were not in the checkpoint.
-
-    `info` is transformers' `output_loading_info`. Output heads that are tied to the embedding are
-    not in a checkpoint and do not count as missing.
-    """
+    """Refuse a network with weights that by `output_loading_info` were not in the checkpoint."""
     missing = sorted(info["missing_keys"])
     wrong_shape = sorted(entry[0] for entry in info["mismatched_keys"])
     unexpected = sorted(info["unexpected_keys"])
@@ -223,10 +288,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def small_file(source: str, name: str, conf: ModelConf) -> dict[str, Any] | None:
-    """A small file of a model as an object; None where there is none, or it cannot be read.
-
-    transformers reads the same files next, and its errors are more precise.
-    """
+    """A small json file; None where transformers, which reads it next, says more precisely why."""
     quiet = {f"_raise_exceptions_for_{what}": False for what in ("gated_repo", "connection_errors")}
     try:
         file = file_of(source, name, conf, **quiet)
@@ -255,11 +317,7 @@ def weight_files(
     """The files of a checkpoint's weights; of indexed shards those with a wanted tensor.
 
     They are the first of `names` that is there, as one file or as an index of shards; otherwise the
-    *.safetensors of other names.
-
-    Raises:
-        OSError: there is none.
-        UserError: a file that an index names is not there.
+    *.safetensors of other names. Without any it raises OSError.
     """
     for name in names:
         file = file_of(source, name, conf)
@@ -315,10 +373,7 @@ def _shards(conf: ModelConf, source: str, index: str, wanted: Callable[[str], bo
 
 @contextmanager
 def explained(conf: ModelConf) -> Iterator[None]:
-    """Turn errors of transformers and the hub into one line that says what to do.
-
-    A wrong value in a checkpoint may raise any kind of error in their code.
-    """
+    """Turn errors of transformers and the hub, of any kind, into one line that says what to do."""
     try:
         yield
     except UserError:
@@ -414,10 +469,7 @@ def without_warm_up() -> Iterator[None]:
     5.23) calls it wherever there is a device_map.
     """
     name = "caching_allocator_warmup"
-    before = getattr(modeling_utils, name, None)
-    if before is None:  # a later release may lack the function
-        yield
-        return
+    before = getattr(modeling_utils, name)
     setattr(modeling_utils, name, lambda *_, **__: None)
     try:
         yield

@@ -59,36 +59,36 @@ def resolve_device(name: str) -> torch.device:
 
 @dataclass(frozen=True)
 class NvidiaDriver:
-    """The NVIDIA driver of this machine.
+    """The driver: its own version, the newest (major, minor) of CUDA that it runs, a first card."""
 
-    Attributes:
-        version: its own version, such as 550.54.
-        cuda: the newest (major, minor) of CUDA that it runs.
-        card: the name of the first card; None if there is none.
-    """
-
-    version: str
+    version: str  # such as 550.54
     cuda: tuple[int, int]
     card: str | None
 
 
-def nvidia_driver() -> NvidiaDriver | None:
-    """This machine's NVIDIA driver; None where there is none."""
+@contextmanager
+def _nvml() -> Iterator[bool]:
+    """Open NVML; False where there is none."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return None
+        yield False
+        return
     try:
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        card = None
-        with suppress(pynvml.NVMLError):
-            card = _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
-        version = _text(pynvml.nvmlSystemGetDriverVersion())
-        return NvidiaDriver(version, (cuda // 1000, cuda % 1000 // 10), card)
-    except pynvml.NVMLError:
-        return None
+        yield True
     finally:
         pynvml.nvmlShutdown()
+
+
+def nvidia_driver() -> NvidiaDriver | None:
+    with _nvml() as there, suppress(pynvml.NVMLError):
+        if there:
+            cuda, card = pynvml.nvmlSystemGetCudaDriverVersion_v2(), None
+            with suppress(pynvml.NVMLError):
+                card = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+            version = pynvml.nvmlSystemGetDriverVersion()
+            return NvidiaDriver(version, (cuda // 1000, cuda % 1000 // 10), card)
+    return None
 
 
 def other_gpu_processes(device: torch.device) -> int | None:
@@ -107,26 +107,17 @@ def card_handle(device: torch.device) -> Iterator[Any]:
     if device.type != "cuda":
         yield None
         return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
+    with _nvml() as there:
         handle = None
-        with suppress(pynvml.NVMLError, AttributeError):
-            uuid = str(torch.cuda.get_device_properties(device).uuid)
-            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+        if there:
+            with suppress(pynvml.NVMLError, AttributeError):
+                uuid = str(torch.cuda.get_device_properties(device).uuid)
+                handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
         yield handle
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def card_state(card: Any) -> CardState:
-    """The present clock, power limit, temperature and throttle reasons of a card, by its handle.
-
-    None for values that the card, or its driver, does not report.
-    """
+    """The state of a card now, by its handle; None for what it or its driver does not report."""
     reasons = _answer(pynvml.nvmlDeviceGetCurrentClocksEventReasons, card)
     if reasons is None:  # older drivers have only its older name
         reasons = _answer(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, card)
@@ -149,15 +140,10 @@ def card_state(card: Any) -> CardState:
 
 
 def _answer(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of an NVML function; None where it has none."""
     try:
         return ask(*arguments)
     except (pynvml.NVMLError, AttributeError):
         return None
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
 
 
 def why_no_cuda() -> str | None:
@@ -216,11 +202,7 @@ SPEED_ROWS, SPEED_WIDTH, SPEED_SAMPLES, AT_SPEED = 8, 1024, 7, 1.5
 
 @cache
 def computes_at_speed(dtype: torch.dtype) -> bool:
-    """True where this processor multiplies matrices of a dtype about as fast as float32 ones.
-
-    It is measured once per process, in some milliseconds, since torch's build may not use the
-    instructions that the processor has.
-    """
+    """True where this processor, measured once, is about as fast in a dtype as in float32."""
     if dtype.itemsize >= torch.float32.itemsize:
         return True
     if _lacks(dtype, torch.device("cpu")) is not None:
@@ -259,7 +241,6 @@ def settle_kernels() -> None:
 
 
 def kernel_settings() -> dict[str, bool]:
-    """The current settings, for the manifest."""
     matmul = torch.backends.cuda.matmul
     return {
         "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled(),

@@ -75,12 +75,9 @@ def build(
     """A causal language model with random weights, in eval mode, made on `device` itself.
 
     On the device `meta` nothing is allocated, for counting parameters. The same architecture (as in
-    conf/model) and seed give the same network. `key` names the architecture in error messages. For
-    progress, `expect` is called with the number of ticks to come, `tick` as weights are filled.
-
-    Raises:
-        UserError: the architecture is invalid.
-        torch.OutOfMemoryError: it does not fit; `harness.models.memory` checks that beforehand.
+    conf/model) and seed give the same network. For progress, `expect` is called with the number of
+    ticks to come, `tick` as weights are filled. `harness.models.memory` checks beforehand that it
+    fits.
     """
     config = config_of(architecture, key)
     with torch.device(device), no_init_weights():
@@ -154,7 +151,6 @@ def _fill(
     expect: Callable[[int], None],
     tick: Callable[[], None],
 ) -> None:
-    """Fill matrices at random, norms with one and biases with zero; every tensor once."""
     config: Any = network.config
     filled, matrices = 0, [tensor for tensor in network.parameters() if tensor.ndim > 1]
     expect(sum(tensor.numel() for tensor in matrices) // PER_TICK)
@@ -176,11 +172,9 @@ def _fill(
 
 
 class StandInTokenizer:
-    """Text to ids for a model whose tokenizer was not downloaded: four bytes make one token.
+    """Text to ids, the same for every dummy, so that any two can be paired: four bytes a token.
 
-    It is the same for every dummy, whatever the width of its vocabulary, so any two can be paired;
-    whether the released models' tokenizers match is not checked. Its ids cannot be turned back into
-    text: `decode` writes them as numbers.
+    Its ids cannot be turned back into text: `decode` writes them as numbers.
     """
 
     bos_token_id: int | None = None
@@ -188,16 +182,13 @@ class StandInTokenizer:
     chat_template: str | None = None
 
     def get_vocab(self) -> dict[str, int]:
-        """Every token a text can have."""
         return {f"<{token}>": token for token in range(VOCABULARY)}
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        """Encode `text`; the same bytes always give the same ids."""
         data = text.encode()
         starts = range(0, len(data), BYTES_PER_TOKEN)
         pieces = (data[start : start + BYTES_PER_TOKEN] for start in starts)
         return {"input_ids": [zlib.crc32(piece) % VOCABULARY for piece in pieces]}
 
     def decode(self, tokens: "Iterable[int] | Tensor", **_: Any) -> str:
-        """The ids in angle brackets."""
         return "".join(f"<{int(token)}>" for token in tokens)

@@ -15,7 +15,7 @@ import re
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,40 +29,16 @@ SCALARS = ("B", "b", "H", "h", "I", "i", "f", "?", None, None, "Q", "q", "d")
 STRING, ARRAY = 8, 9
 # Weights and bytes of a block by the number of a tensor's type (ggml.h, `type_traits` of ggml.c)
 BLOCKS: Mapping[int, tuple[int, int]] = {
-    0: (1, 4),
-    1: (1, 2),
-    2: (32, 18),
-    3: (32, 20),
-    6: (32, 22),
-    7: (32, 24),
-    8: (32, 34),
-    9: (32, 40),
-    10: (256, 84),
-    11: (256, 110),
-    12: (256, 144),
-    13: (256, 176),
-    14: (256, 210),
-    15: (256, 292),
-    16: (256, 66),
-    17: (256, 74),
-    18: (256, 98),
-    19: (256, 50),
-    20: (32, 18),
-    21: (256, 110),
-    22: (256, 82),
-    23: (256, 136),
-    24: (1, 1),
-    25: (1, 2),
-    26: (1, 4),
-    27: (1, 8),
-    28: (1, 8),
-    29: (256, 56),
-    30: (1, 2),
-    34: (256, 54),
-    35: (256, 66),
-    39: (32, 17),
-    40: (64, 36),
-    41: (128, 18),
+    kind: (weights, size)
+    for weights, sizes in (
+        (1, {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2}),
+        (32, {2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 9: 40, 20: 18, 39: 17}),
+        (64, {40: 36}),
+        (128, {41: 18}),
+        (256, {10: 84, 11: 110, 12: 144, 13: 176, 14: 210, 15: 292, 16: 66, 17: 74, 18: 98}),
+        (256, {19: 50, 21: 110, 22: 82, 23: 136, 29: 56, 34: 54, 35: 66}),
+    )
+    for kind, size in sizes.items()
 }
 # Kinds of tokens (llama.h, `llama_token_type`)
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
@@ -106,12 +82,7 @@ class Special(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The header of a model's file.
-
-    Attributes:
-        keys: its values; of merges and scores, which are long, a hash.
-        parameters, weights_bytes: of all parts.
-    """
+    """The header of a model's file, of all its parts; of merges and scores, a hash."""
 
     path: Path
     keys: Mapping[str, Any]
@@ -130,7 +101,6 @@ class GgufHeader:
 
     @property
     def tokens(self) -> list[str]:
-        """The texts of the vocabulary's rows."""
         return self.keys["tokenizer.ggml.tokens"]
 
     @property
@@ -141,7 +111,6 @@ class GgufHeader:
         return frozenset(ids | {i for i, text in enumerate(self.tokens) if text in ENDS})
 
     def describe(self, name: str) -> dict[str, Any]:
-        """The model in the manifest."""
         sizes = {
             "layers": self.size("block_count"),
             "hidden": self.size("embedding_length"),
@@ -225,11 +194,7 @@ class GgufTokenizer:
         tools: Any = None,
         **_: Any,
     ) -> dict[str, list[int]]:
-        """The ids of a conversation by the file's template, which the server fills in.
-
-        Raises:
-            ValueError: it cannot be filled in with these.
-        """
+        """The ids by the file's template, which the server fills in; ValueError if it cannot."""
         body = {"messages": messages, "chat_template_kwargs": {"enable_thinking": enable_thinking}}
         if tools is not None:
             body["tools"] = tools
@@ -262,15 +227,7 @@ def bytes_of(file: Path) -> int:
 
 
 def read_model(file: Path, where: str) -> GgufHeader:
-    """The header of a causal language model's file.
-
-    Args:
-        file: of a split model the first part.
-        where: the file as errors name it.
-
-    Raises:
-        UserError: no such file, a cut one, a part that is missing, or no causal model.
-    """
+    """The header of a causal language model's file, of a split model its first part."""
     parts = parts_of(file)
     if file != parts[0]:
         raise UserError(f"{where}: a part of a model; give the first one, {parts[0].name}")
@@ -283,7 +240,7 @@ def read_model(file: Path, where: str) -> GgufHeader:
 
 @lru_cache(maxsize=8)
 def _read_model(parts: tuple[tuple[Path, int], ...], where: str) -> GgufHeader:
-    files = [_File.read(part, where) for part, _ in parts]
+    files = [_read_file(part, where) for part, _ in parts]
     keys = files[0].keys
     architecture = str(keys.get("general.architecture", ""))
     kind = "adapter" if "adapter.type" in keys else str(keys.get("general.type", ""))
@@ -300,28 +257,20 @@ def _read_model(parts: tuple[tuple[Path, int], ...], where: str) -> GgufHeader:
         raise UserError(f"{where}: {CUT}")
     if tokens is None:
         raise UserError(f"{where}: its header has no vocabulary; convert the checkpoint again")
-    parameters = sum(each.parameters for each in files)
-    return GgufHeader(parts[0][0], keys, parameters, sum(each.weights_bytes for each in files))
+    parameters, size = (each.parameters for each in files), (each.weights_bytes for each in files)
+    return replace(files[0], parameters=sum(parameters), weights_bytes=sum(size))
 
 
-class _File(NamedTuple):
-    """One file's header."""
-
-    keys: Mapping[str, Any]
-    parameters: int
-    weights_bytes: int
-
-    @classmethod
-    def read(cls, file: Path, where: str) -> "_File":
-        named = where if file.name in where else f"{where}: {file.name}"
-        with file.open("rb") as opened:
-            if opened.read(4) != MAGIC:
-                raise UserError(f"{named}: not a GGUF file, whose first bytes are GGUF")
-            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                try:
-                    return cls(*_Reader(data).read(named))
-                except MALFORMED as error:
-                    raise UserError(f"{named}: {CUT}") from error
+def _read_file(file: Path, where: str) -> GgufHeader:
+    named = where if file.name in where else f"{where}: {file.name}"
+    with file.open("rb") as opened:
+        if opened.read(4) != MAGIC:
+            raise UserError(f"{named}: not a GGUF file, whose first bytes are GGUF")
+        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return GgufHeader(file, *_Reader(data).read(named))
+            except MALFORMED as error:
+                raise UserError(f"{named}: {CUT}") from error
 
 
 CUT = "the file is cut; fetch or convert it again"
@@ -339,12 +288,7 @@ class _Reader:
         self._data, self._at = data, 4
 
     def read(self, named: str) -> tuple[dict[str, Any], int, int]:
-        """Keys, weights and their bytes.
-
-        Raises:
-            UserError: a version that is not known, or a file that ends before its last tensor.
-            struct.error, IndexError, ValueError and others: it ends within its header, or is none.
-        """
+        """Keys, weights and their bytes; one of MALFORMED is raised if it ends in its header."""
         version = self._number("I")
         if version not in VERSIONS:
             raise UserError(f"{named}: GGUF of version {version}; convert it again, to version 3")
@@ -400,11 +344,7 @@ class _Reader:
 
 
 def hub_file(name: str) -> Path:
-    """The file of ORG/REPO:QUANT, where the hub's cache or llama.cpp's has it.
-
-    Raises:
-        UserError: it is in neither.
-    """
+    """The file of ORG/REPO:QUANT, where the hub's cache or llama.cpp's has it."""
     match = HUB_NAME.fullmatch(name)
     assert match is not None
     quant = re.compile(rf"(^|[-._/]){re.escape(match['quant'])}([-./]|$)", re.IGNORECASE)

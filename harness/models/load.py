@@ -69,12 +69,7 @@ HASHED_NUMBERS = 256
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokenizer of a model, without its weights, which may be on a server.
-
-    Attributes:
-        eos: every id that ends a text.
-        context_tokens: positions that the model was made for; None if its config does not say.
-    """
+    """The tokenizer of a model, which may be on a server, and every id that ends a text (`eos`)."""
 
     keys: ModelKeys
     name: str
@@ -84,16 +79,14 @@ class Vocabulary:
 
     @property
     def shown(self) -> str:
-        """The model as errors name it."""
         return self.keys.named(self.name)
 
 
 @dataclass(frozen=True)
 class LoadedModel(Vocabulary):
-    """A network with its tokenizer.
+    """A network in eval mode, on its device, with its tokenizer.
 
     Attributes:
-        network: in eval mode, on its device.
         weights: pretrained, dummy (random) or embedded (small ones that ship with the package).
         shared: whether the weights are another loaded model's, so that they take no memory.
         stored_dtype: the dtype of the checkpoint, where dtype=auto chose another one.
@@ -125,7 +118,6 @@ class LoadedModel(Vocabulary):
         return tuple(dict.fromkeys(tensor.device for tensor in self.network.parameters()))
 
     def describe(self) -> dict[str, Any]:
-        """The model in the manifest."""
         parameters, config = list(self.network.parameters()), self.network.config
         stored = [part for tensor in parameters for part in stored_parts(tensor)]
         weights_bytes = sum(part.numel() * part.element_size() for part in stored)
@@ -176,10 +168,7 @@ def load(
     expect: Callable[[int], None] = lambda _: None,
     tick: Callable[[], None] = lambda: None,
 ) -> LoadedModel:
-    """Load what `conf` names onto `device`, unless it names a device or device_map itself.
-
-    `expect` and `tick` are those of `dummy.build`.
-    """
+    """Load what `conf` names onto `device`, unless it names a device or device_map itself."""
     wanted = memory_need(conf, device)
     if wanted is not None:
         check_fits([wanted], 0)
@@ -221,11 +210,7 @@ def load(
 
 
 def load_vocabulary(conf: ModelConf, *, fetch: bool = True) -> Vocabulary:
-    """The tokenizer of a model without its weights.
-
-    For a model of the hub its small files are fetched; without `fetch` only cached ones are read.
-    Of a GGUF file its header is read.
-    """
+    """The tokenizer without weights; without `fetch` only of files that are cached."""
     if conf.is_file:
         header = read_model(Path(conf.id), conf.where)
         context = header.size("context_length")
@@ -262,9 +247,6 @@ def check_tokenizers(target: Vocabulary, draft: Vocabulary) -> None:
     Embeddings padded to different widths are fine: no tokenizer id lies in the padding. So are
     other special tokens (`special_difference`): ids are compared as engines compare them, and the
     draft's rows beyond the target's are cut off.
-
-    Raises:
-        NotEligible: names the first difference.
     """
     difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
     rows = draft.vocab_size if isinstance(draft, LoadedModel) else None
@@ -303,10 +285,7 @@ def token_note(target: Vocabulary, draft: Vocabulary) -> str | None:
 
 
 def memory_need(conf: ModelConf, device: torch.device) -> MemoryNeed | None:
-    """The memory of a model, from its config before its weights are read.
-
-    None where that is not known: an unfamiliar architecture, or weights that are quantized.
-    """
+    """The memory of a model by its config; None of an unknown architecture or quantized weights."""
     device, cards = _device(conf, device), ()
     if conf.device_map is not None:
         device, cards = _mapped(conf.device_map, device)
@@ -347,7 +326,6 @@ def _mapped(
 
 
 def _dummy_dtype(conf: ModelConf, device: torch.device) -> torch.dtype:
-    """The dtype of a dummy; `auto` is bfloat16, and float32 on the CPU."""
     return _dtype(conf) or (torch.float32 if device.type == "cpu" else torch.bfloat16)
 
 
@@ -489,16 +467,10 @@ def _eos(generation: GenerationConfig | None, tokenizer: Any) -> frozenset[int]:
 def early_exit(conf: ModelConf, target: LoadedModel) -> LoadedModel:
     """A draft of the target's first layers, with its last norm and head, which shares its weights.
 
-    No further weights are needed (Elhoushi et al. 2024, "LayerSkip", section 4.3, where the target
-    is trained for it; other targets accept little). The draft has its own cache for its layers, so
-    the loop and replay treat it as any draft model: its distribution depends on the text alone. An
-    engine could share that cache with the target's, and save the draft's prefill.
-
-    Where `conf.layers` is None the draft has a quarter of the layers, and at least one.
-
-    Raises:
-        UserError: `conf.layers` is not below the target's number, or the network does not have its
-            layers in one list, or not on one device.
+    (Elhoushi et al. 2024, "LayerSkip", section 4.3, where the target is trained for it; other
+    targets accept little.) The draft has its own cache for its layers, so the loop and replay treat
+    it as any draft model. An engine could share that cache with the target's, and save the draft's
+    prefill. Where `conf.layers` is None it has a quarter of the layers, and at least one.
     """
     check_on_one_device(conf, target)
     network: Any = target.network

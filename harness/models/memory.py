@@ -88,10 +88,8 @@ class MemoryNeed:
     """The memory that a model takes.
 
     Attributes:
-        cards: the cards on which a device_map may place its layers, one or more; empty where all of
-            it is on `device`.
-        largest_bytes: the largest part that cannot be split between cards: a layer, or the
-            embedding.
+        cards: on which a device_map may place its layers; empty where all of it is on `device`.
+        largest_bytes: the largest part that is on one card: a layer, or the embedding.
     """
 
     keys: ModelKeys
@@ -105,7 +103,6 @@ class MemoryNeed:
 
     @property
     def shown(self) -> str:
-        """The model as errors name it."""
         return self.keys.named(self.name)
 
     @classmethod
@@ -118,7 +115,6 @@ class MemoryNeed:
         name: str,
         cards: tuple[torch.device, ...] = (),
     ) -> "MemoryNeed":
-        """The need of a model of this shape, with weights and cache of one dtype."""
         embedding = shape.vocab * shape.hidden
         tables = embedding if shape.tied else 2 * embedding
         largest = max(embedding, (shape.parameters - tables) / shape.layers)
@@ -151,9 +147,6 @@ def check_fits(
     free memory of all of them, next to the models on one. A model that a device_map would offload
     in part is refused, too: offloaded weights are copied to the card for each forward, so that its
     times would be those of the host's link. With `loaded`, only the caches must fit.
-
-    Raises:
-        UserError: names the needed and the free memory.
     """
 
     def places(need: MemoryNeed) -> tuple[torch.device, ...]:

@@ -61,9 +61,8 @@ def cached_model(
 ) -> CachedModel:
     """The network with the fastest forward that agrees with its own and can be rewound.
 
-    `backend` is eager, cuda_graphs (which falls back to eager where graphs are not possible; see
-    `engine_reason`) or auto (cuda_graphs on CUDA, else eager). `eager_because` is the reason not to
-    use graphs, if any. `name` is for errors.
+    CUDA graphs (`backend` cuda_graphs, or auto on CUDA) fall back to eager where they are not
+    possible (`engine_reason`), or `eager_because` says why not to use them. `name` is for errors.
     """
     settle_kernels()  # here because every timed model is opened by this function
     with ExitStack() as stack:
@@ -75,7 +74,6 @@ def cached_model(
 def _probed(
     network: PreTrainedModel, vocab_size: int, name: str, backend: str, eager_because: str | None
 ) -> CachedModel:
-    """`cached_model` for a network whose logits change by rounding only."""
     reference = check_causal(network, vocab_size, name)
     no_graphs = None
     device = next(network.parameters()).device
@@ -169,7 +167,6 @@ def wants_graphs(backend: str, device_type: str) -> bool:
 
 
 def check_graphs(device: torch.device, name: str) -> None:
-    """Refuse CUDA graphs for a model that is not on a CUDA device."""
     if device.type != "cuda":
         raise UserError(
             f"backend=cuda_graphs: {name} is on {device.type}, and graphs need device=cuda; "
@@ -178,11 +175,7 @@ def check_graphs(device: torch.device, name: str) -> None:
 
 
 def cache_error(model: CachedModel, reference: Tensor | None = None) -> float:
-    """The larger of `forward_error` and `rewind_error`; NaN if either is.
-
-    `reference` [n, vocab] are the uncached logits of `probe_tokens`, where they are known: a
-    forward of the network that every candidate is compared with.
-    """
+    """The larger of `forward_error` and `rewind_error`; NaN if either is."""
     reference = _probe_logits(model) if reference is None else reference
     errors = torch.tensor([forward_error(model, reference), rewind_error(model, reference)])
     return float(errors.max())
@@ -196,15 +189,11 @@ def uncached_logits(network: PreTrainedModel, tokens: list[int], vocab_size: int
 
 
 def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> Tensor:
-    """Refuse a model whose uncached logits are unusable as a reference.
-
-    Returns:
-        The reference: logits [n, vocab] of `probe_tokens`.
+    """The uncached logits [n, vocab] of `probe_tokens`, the reference.
 
     Raises:
         BrokenLogitsError: its logits are NaN or infinite (-inf alone is allowed: it masks tokens).
-        UserError: its forward fails on token ids alone, or its logits at a position depend on later
-            tokens.
+        UserError: its forward fails on token ids alone, or its logits depend on later tokens.
     """
     tokens = probe_tokens(network, vocab_size)
     kind = type(network).__name__
@@ -275,10 +264,7 @@ def check_length(model: CachedModel, tokens: int, name: str) -> None:
 
 
 def difference(logits: Tensor, reference: Tensor) -> float:
-    """The largest difference of two sets of logits, relative to the reference's largest.
-
-    Entries that the reference masks out must be masked out in both.
-    """
+    """The largest difference, relative to the largest; NaN if other entries are masked."""
     logits, reference = logits.float(), reference.float().to(logits.device)
     masked = reference < -MASKED
     if bool((masked != (logits < -MASKED)).any()):
@@ -288,10 +274,7 @@ def difference(logits: Tensor, reference: Tensor) -> float:
 
 
 def probe_tokens(network: PreTrainedModel, vocab_size: int) -> list[int]:
-    """Arbitrary token ids to compare forwards on, some of them repeated, as in real text.
-
-    The padding id is left out, since some models skip it.
-    """
+    """Arbitrary token ids, some repeated, without the padding id, which some models skip."""
     padding = getattr(network.config.get_text_config(), "pad_token_id", None)
     places = [index if index % 3 else index % 10 for index in range(CONTEXT + KEPT + 3)]
     ids = [(37 * place + 11) % min(vocab_size, 997) for place in places]
@@ -299,16 +282,12 @@ def probe_tokens(network: PreTrainedModel, vocab_size: int) -> list[int]:
 
 
 def _probe_logits(model: CachedModel) -> Tensor:
-    """The uncached logits [n, vocab] of `probe_tokens`."""
     tokens = probe_tokens(model.network, model.vocab_size)
     return uncached_logits(model.network, tokens, model.vocab_size)
 
 
 def forward_error(model: CachedModel, reference: Tensor | None = None) -> float:
-    """The difference of a model's logits from those without a cache, relative to the largest.
-
-    `reference` is that of `cache_error`.
-    """
+    """The difference of a model's logits from those without a cache, relative to the largest."""
     reference = _probe_logits(model) if reference is None else reference
     tokens = probe_tokens(model.network, model.vocab_size)[:CONTEXT]
     model.prefill([])
@@ -339,11 +318,7 @@ def rewind_error(model: CachedModel, reference: Tensor | None = None) -> float:
 
 
 def _candidates(network: PreTrainedModel) -> list[tuple[type[CachedModel], bool]]:
-    """The classes that may run a network, each with and without position_ids, cheapest first.
-
-    Cropping is left out where the config names a kind of layer that cannot be cropped, and where
-    the model makes its own kind of cache.
-    """
+    """The classes that may run a network, with and without position_ids, cheapest first."""
     kinds: list[type[CachedModel]] = [SnapshotModel, SteppedModel]
     layers = getattr(network.config.get_text_config(), "layer_types", None)
     if not makes_state(network) and set(layers or ()) <= ATTENTION_KINDS:

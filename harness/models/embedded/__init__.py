@@ -24,5 +24,4 @@ def folder_of(model_id: str) -> Path | None:
 
 
 def gguf_of(folder: Path) -> Path:
-    """The GGUF file of an embedded model."""
     return folder / f"{folder.name}.gguf"

@@ -6,7 +6,7 @@ and PARD drafts read mask tokens (`MaskHead`).
 
 Row t of a `ChainHead` takes token x[t + 1] of a text x and a feature, and predicts x[t + 2]. The
 feature of the first row of a chain is made of the target's hidden states at t; that of each further
-row is the head's own output of the row before. `harness.decoding.heads` runs this in the loop.
+row is the head's own output of the row before. `harness.decoding.drafters` runs it.
 """
 
 from abc import ABC, abstractmethod
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from harness.config import ModelConf
 from harness.models.load import Vocabulary, sampled_hash
@@ -23,9 +24,6 @@ from harness.models.load import Vocabulary, sampled_hash
 
 class HeadNetwork(nn.Module, ABC):
     """A head's weights, and its drafts from every start of a given text.
-
-    While drafts are accepted they are the text's tokens, so replay needs no loop: pass j runs the
-    j-th row of the chains of all starts at once.
 
     Attributes:
         layers: the target's states that it reads; see `CachedModel.keep_states`.
@@ -44,7 +42,6 @@ class HeadNetwork(nn.Module, ABC):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Cache bytes per token."""
         return self.cached_numbers * self.weights[0].element_size()
 
     def features(self, states: Tensor) -> Tensor:
@@ -54,12 +51,10 @@ class HeadNetwork(nn.Module, ABC):
 
     @abstractmethod
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
-        """The outputs of `depth` drafts from every start of a text.
+        """The outputs of `depth` drafts, all accepted, from every start of a text [B, n + 1].
 
         Args:
-            tokens: [B, n + 1] the text.
             states: [B, n, width] the target's states of all tokens but the last.
-            depth: K, the drafts from each start.
             first: the first row that is a start.
 
         Returns:
@@ -73,16 +68,11 @@ class HeadNetwork(nn.Module, ABC):
 
     @abstractmethod
     def with_cache(self, vocab_size: int) -> "Head":
-        """The head for the loop; `vocab_size` is the width of its logits, the target's."""
+        """The head for the loop, with logits of the target's width."""
 
 
 class Head(ABC):
-    """A head for the loop.
-
-    Attributes:
-        vocab_size: width of its logits, the target's.
-        drafts: the most tokens that it drafts in a round; None: any number.
-    """
+    """A head for the loop; it drafts at most `drafts` tokens in a round, or any number."""
 
     drafts: int | None = None
 
@@ -91,11 +81,9 @@ class Head(ABC):
 
     @property
     def device(self) -> torch.device:
-        """The device of its weights and logits."""
         return self.network.weights[0].device
 
     def describe(self) -> dict[str, Any]:
-        """The forward in use and its settings, for the manifest."""
         most = {} if self.drafts is None else {"drafts_at_most": self.drafts}
         return {"layers_read": list(self.network.layers), **most}
 
@@ -113,10 +101,7 @@ class Head(ABC):
 
     @torch.inference_mode()
     def condition(self, states: Tensor, drafts: int | None = None) -> None:
-        """Take the target's states [n, width] of n tokens for the next forward.
-
-        `drafts` is the number of tokens to draft, at the begin of a round.
-        """
+        """Take the target's states [n, width] for the next forward, and a round's drafts."""
         del drafts
         self._read(self.network.features(states))
 
@@ -150,16 +135,13 @@ class ChainHead(Head):
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
-        """Append the rows of `tokens` [n]; return the logits after each, [n, vocab]."""
         return self.network.logits(self._run(tokens), self.vocab_size, 0)[0]
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> None:
-        """As `forward`, where the logits are not needed."""
         self._run(tokens)
 
     def _run(self, tokens: Tensor) -> Tensor:
-        """The outputs [1, n, hidden]."""
         features = self._output if self._features is None else self._features
         assert features is not None
         outputs = self._append(tokens.to(self.device).unsqueeze(0), features)
@@ -200,9 +182,8 @@ class RoundHead(Head):
 class BlockHead(RoundHead):
     """A head that drafts a whole block from the start of a round.
 
-    One pass drafts the whole block; only a DSpark drafter's logits also depend on the token drafted
-    before. `forward` returns the block's rows one after the other. K successive steps, by which a
-    draft is timed, cost as much as the drafting of a round of K.
+    One pass drafts it; only a DSpark drafter's logits also depend on the token drafted before. K
+    successive steps, by which a draft is timed, cost as much as the drafting of a round of K.
     """
 
     def __init__(self, network: HeadNetwork, vocab_size: int, drafts: int) -> None:
@@ -211,10 +192,9 @@ class BlockHead(RoundHead):
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
-        """The logits [1, vocab] of the round's next draft.
+        """The logits [1, vocab] of the round's next draft; in timing a block may start again.
 
-        In the first call of a round `tokens` [n] end with the last token of the text. After the
-        block's last row it starts again, which happens only in timing.
+        In the first call of a round `tokens` [n] end with the last token of the text.
         """
         offset = self._given % self._size
         self._given = offset + 1
@@ -236,9 +216,8 @@ ROWS_ALONE = 8
 class MaskHead(RoundHead):
     """A head that reads mask tokens behind the text: a round of K runs K rows in one pass.
 
-    Attention is causal, so no row depends on the number of rows after it. `forward` returns the
-    rows one after the other; K successive steps, by which a draft is timed, cost as much as a round
-    of `ROWS_ALONE`.
+    Attention is causal, so no row depends on the number of rows after it. K successive steps, by
+    which a draft is timed, cost as much as a round of `ROWS_ALONE`.
     """
 
     # Rows of the round's pass, and their logits
@@ -246,16 +225,12 @@ class MaskHead(RoundHead):
 
     @torch.inference_mode()
     def condition(self, states: Tensor, drafts: int | None = None) -> None:
-        """Take the target's states, and the number of tokens that the round drafts."""
         super().condition(states, drafts)
         self._rows = drafts or self.drafts or ROWS_ALONE
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
-        """The logits [1, vocab] of the round's next draft.
-
-        In the first call of a round the rows of `tokens` [n] are kept; those of masks are not.
-        """
+        """The logits [1, vocab] of the next draft; rows of `tokens` are kept, of masks not."""
         offset = self._given % self._rows
         self._given = offset + 1
         if offset == 0:
@@ -270,11 +245,12 @@ class MaskHead(RoundHead):
 def in_target_ids(logits: Tensor, ids: Tensor | None, vocabulary: int) -> Tensor:
     """Logits [..., vocabulary] in the target's ids; -inf of tokens that cannot be drafted.
 
-    Args:
-        logits: [..., draft vocabulary].
-        ids: [draft vocabulary] the target's id of each; None where all of them are drafted.
-        vocabulary: the target's.
+    `ids` [draft vocabulary] are the target's of logits [..., draft vocabulary]; None: the same,
+    where padded embeddings may be wider or narrower.
     """
+    lacking = vocabulary - logits.shape[-1]
+    if ids is None and lacking > 0:
+        return F.pad(logits, (0, lacking), value=-torch.inf)
     if ids is None:
         return logits[..., :vocabulary]
     full = logits.new_full((*logits.shape[:-1], vocabulary), float("-inf"))
@@ -283,12 +259,7 @@ def in_target_ids(logits: Tensor, ids: Tensor | None, vocabulary: int) -> Tensor
 
 @dataclass(frozen=True)
 class LoadedHead(Vocabulary):
-    """A head with its target's tokenizer.
-
-    Attributes:
-        network: in eval mode, on the target's device.
-        facts: entries of its kind in the manifest, such as architecture and layout.
-    """
+    """A head on its target's device, with the target's tokenizer, and facts for the manifest."""
 
     network: HeadNetwork
     facts: Mapping[str, Any]
@@ -302,12 +273,10 @@ class LoadedHead(Vocabulary):
         facts: Mapping[str, Any],
         context_tokens: int | None,
     ) -> "LoadedHead":
-        """The head that `conf` names, with the target's tokenizer and ends of text."""
         eos, facts = target.eos, {**facts, "engine": conf.kind}
         return cls(conf.keys, conf.name, target.tokenizer, eos, context_tokens, network, facts)
 
     def describe(self) -> dict[str, Any]:
-        """The head in the manifest."""
         weights = self.network.weights
         return {
             "name": self.name,

@@ -69,10 +69,8 @@ class LayerNetwork(HeadNetwork):
     """The weights and arithmetic of a head.
 
     Attributes:
-        midlayer: the first layer, mostly the only one.
-        fc: to the layer's width.
+        midlayer: the first layer, mostly the only one; the later ones are `more`.
         embed_tokens: the target's embedding [V, hidden], or its own.
-        own_embedding: whether the embedding is its own.
     """
 
     midlayer: Any
@@ -86,17 +84,16 @@ class LayerNetwork(HeadNetwork):
         self.cached_numbers = 2 * self.kv_heads * self.head_dim
         # Layers after the first
         self.more = nn.ModuleList()
-        self.embed_tokens: nn.Module | None = None
+        self.embed_tokens: Any = None
         self.own_embedding = False
         self.rotary = LlamaRotaryEmbedding(config)
 
     @abstractmethod
     def project(self, tokens: Tensor, features: Tensor, angles: Angles) -> Projected:
-        """Queries, keys, values and residuals from tokens [B, n] and features [B, n, hidden]."""
+        """From tokens [B, n] and features [B, n, hidden]."""
 
     @property
     def weights(self) -> list[Tensor]:
-        """The head's own weights, without the embedding where that is the target's."""
         return [
             weight
             for name, weight in self.named_parameters()
@@ -132,11 +129,9 @@ class LayerNetwork(HeadNetwork):
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def with_cache(self, vocab_size: int) -> Head:
-        """The head for the loop."""
         return LayerHead(self, vocab_size)
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
-        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`."""
         count, features = states.shape[1], self.features(states)
         tokens = tokens.to(features.device)
         places = torch.arange(count, device=features.device).unsqueeze(0)
@@ -161,10 +156,7 @@ class LayerNetwork(HeadNetwork):
 
 
 def shape_of_layer(layer: LlamaConfig, vocab: int, states: int) -> HeadArchitecture:
-    """The sizes of a head of one such layer, by its config, that reads states of this width.
-
-    An upper bound for EAGLE: the attention of an EAGLE-3 head, which this counts, is twice as wide.
-    """
+    """The sizes of a head of one layer; an upper bound for EAGLE, of half as wide an attention."""
     return HeadArchitecture(
         layers=1,
         hidden=layer.hidden_size,
@@ -210,6 +202,45 @@ def attend_from_every_start(
     return torch.cat(attended, dim=2)
 
 
+class LayerCache:
+    """Preallocated keys and values of a head's layers, and the angles of their positions.
+
+    Attributes:
+        length: the rows in use.
+        keys, values: [layers, KV, capacity, D].
+    """
+
+    def __init__(self, network: Any, layers: int) -> None:
+        """For the sizes, dtype, device and angles of a head."""
+        self.length, self._network = 0, network
+        shape = (layers, network.kv_heads, 0, network.head_dim)
+        self.keys = self.values = network.fc.weight.new_zeros(shape)
+        self.reserve(CAPACITY // 2)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for as many rows, and then for twice as many; those in use are kept."""
+        if rows <= self.keys.shape[2]:
+            return
+        keys, values = self.keys, self.values
+        shape = (*keys.shape[:2], 2 * rows, keys.shape[3])
+        self.keys, self.values = keys.new_zeros(shape), keys.new_zeros(shape)
+        self.keys[:, :, : self.length] = keys[:, :, : self.length]
+        self.values[:, :, : self.length] = values[:, :, : self.length]
+        with torch.no_grad():
+            places = torch.arange(2 * rows, device=keys.device).unsqueeze(0)
+            self._cosines, self._sines = self._network.angles(places)
+
+    def angles(self, begin: int, end: int) -> Angles:
+        """Cosines and sines [1, n, D] of positions."""
+        return self._cosines[:, begin:end], self._sines[:, begin:end]
+
+    def written(self, layer: int, begin: int, keys: Tensor, values: Tensor) -> list[Tensor]:
+        """All keys and values [1, KV, n, D] of a layer after its rows from `begin` are written."""
+        end, one = begin + keys.shape[2], slice(layer, layer + 1)
+        self.keys[one, :, begin:end], self.values[one, :, begin:end] = keys, values
+        return [self.keys[one, :, :end], self.values[one, :, :end]]
+
+
 class LayerHead(ChainHead):
     """The head with a cache of preallocated keys and values."""
 
@@ -217,25 +248,19 @@ class LayerHead(ChainHead):
 
     def __init__(self, network: LayerNetwork, vocab_size: int) -> None:
         super().__init__(network, vocab_size)
-        self._length = 0
-        self._allocate(CAPACITY)
+        self._cache = LayerCache(network, 1 + len(network.more))
 
     def rewind(self, count: int) -> None:
-        """Remove the last `count` rows."""
-        self._length -= count
+        self._cache.length -= count
 
     def _forget_rows(self) -> None:
-        self._length = 0
+        self._cache.length = 0
 
     def _append(self, tokens: Tensor, features: Tensor) -> Tensor:
-        count = tokens.shape[1]
-        start, end = self._length, self._length + count
-        if end > self._keys.shape[2]:
-            keys, values = self._keys, self._values
-            self._allocate(2 * end)
-            self._keys[:, :, :start] = keys[:, :, :start]
-            self._values[:, :, :start] = values[:, :, :start]
-        angles = self._cosines[:, start:end], self._sines[:, start:end]
+        cache, count = self._cache, tokens.shape[1]
+        start, end = cache.length, cache.length + count
+        cache.reserve(end)
+        angles = cache.angles(start, end)
         mask, causal = None, start == 0 and count > 1
         if count > 1 and not causal:
             places = torch.arange(end, device=self.device)
@@ -246,26 +271,10 @@ class LayerHead(ChainHead):
                 row = network.next_layer(layer, hidden, angles)
             else:
                 row = network.project(tokens, features, angles)
-            keys, values = self._keys[index : index + 1], self._values[index : index + 1]
-            keys[:, :, start:end], values[:, :, start:end] = row.key, row.value
+            keys, values = cache.written(index, start, row.key, row.value)
             attended = F.scaled_dot_product_attention(
-                row.query,
-                keys[:, :, :end],
-                values[:, :, :end],
-                attn_mask=mask,
-                is_causal=causal,
-                enable_gqa=True,
+                row.query, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=True
             )
             hidden = network.finish(attended, row.residual, layer)
-        self._length = end
+        cache.length = end
         return hidden
-
-    def _allocate(self, capacity: int) -> None:
-        network, dtype = self.network, self.network.fc.weight.dtype
-        # The first dimension is the layer
-        shape = (1 + len(network.more), network.kv_heads, capacity, network.head_dim)
-        self._keys = torch.zeros(shape, dtype=dtype, device=self.device)
-        self._values = torch.zeros(shape, dtype=dtype, device=self.device)
-        places = torch.arange(capacity, device=self.device).unsqueeze(0)
-        with torch.no_grad():
-            self._cosines, self._sines = network.angles(places)

@@ -32,9 +32,9 @@ hides (vLLM is causal there, transformers is not).
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,22 +51,13 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.heads.base import BlockHead, HeadNetwork, LoadedHead, in_target_ids
-from harness.models.heads.files import (
-    HeadFiles,
-    check_reads_states,
-    found_in,
-    head_config,
-    is_of,
-)
+from harness.models.heads.decoder_layer import Angles, LayerCache
+from harness.models.heads.files import HeadFiles, check_reads_states, is_of
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
 # Positions of blocks in memory at a time, when the starts of a text are scored
 QUERIES = 512
-CAPACITY = 512
-
-
-Network = TypeVar("Network", bound="DFlashNetwork")
 
 
 class KeysValues(NamedTuple):
@@ -76,7 +67,6 @@ class KeysValues(NamedTuple):
     values: Tensor
 
 
-Angles = tuple[Tensor, Tensor]
 # (queries [B, heads, n, D], the block's own keys and values) -> the attention's output, of the
 # queries' shape
 Attend = Callable[[Tensor, KeysValues], Tensor]
@@ -112,9 +102,7 @@ class DFlashNetwork(HeadNetwork):
     """The drafter's weights and arithmetic.
 
     Attributes:
-        block: positions of a block, with that of the text's last token.
-        first: the first of these that drafts: 0 or 1.
-        drafts: the most tokens that it drafts from a start.
+        block, first: positions of a block, with the text's last token; the first that drafts.
         embed, output: its embedding and its output matrix, or the target's.
         ids: [draft vocabulary] the target's ids of the tokens that it can draft; None: all.
     """
@@ -148,18 +136,16 @@ class DFlashNetwork(HeadNetwork):
         self.body = nn.ModuleList(
             Qwen3DecoderLayer(config, index) for index in range(config.num_hidden_layers)
         )
-        kv_heads: int = config.num_key_value_heads or config.num_attention_heads
-        self.cached_numbers = 2 * config.num_hidden_layers * kv_heads * self.head_dim
+        self.kv_heads: int = config.num_key_value_heads or config.num_attention_heads
+        self.cached_numbers = 2 * config.num_hidden_layers * self.kv_heads * self.head_dim
         self.embed, self.output = embed, output
         self.register_buffer("ids", ids, persistent=False)
         self._rotary = Qwen3RotaryEmbedding(config)
 
     def with_cache(self, vocab_size: int) -> "DFlashHead":
-        """The drafter with a cache of the context, for the loop."""
         return DFlashHead(self, vocab_size)
 
     def features(self, states: Tensor) -> Tensor:
-        """The context vectors [..., hidden] of the target's states [..., width], on any device."""
         weight = self.fc.weight
         return self.hidden_norm(self.fc(states.to(weight.device, weight.dtype)))
 
@@ -173,12 +159,9 @@ class DFlashNetwork(HeadNetwork):
         return [_keys_values(layer.self_attn, features, angles) for layer in layers]
 
     def blocks(self, tokens: Tensor, angles: Angles, attend: Sequence[Attend]) -> Tensor:
-        """The outputs [B, drafts, hidden] of the blocks that begin with tokens [B].
+        """The outputs [B, drafts, hidden] of blocks behind the last tokens [B] of texts.
 
-        Args:
-            tokens: the last token of each text.
-            angles: [B or 1, block, D] of the block's positions.
-            attend: the attention of a block's queries, for each layer.
+        `angles` [B or 1, block, D] are of the positions, `attend` the attention of each layer.
         """
         masks = tokens.new_full((len(tokens), self.block - 1), self.mask_token)
         hidden = self.embed(torch.cat([tokens.unsqueeze(1), masks], dim=1))
@@ -187,10 +170,7 @@ class DFlashNetwork(HeadNetwork):
         return hidden[:, self.first :]
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
-        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
-
-        The blocks of many starts are one batch, each with the context up to its own. B is 1.
-        """
+        """The blocks of many starts are one batch, each with the context up to its own. B is 1."""
         device, count = self.fc.weight.device, states.shape[1]
         places, own = torch.arange(count, device=device), torch.arange(self.block, device=device)
         context = self.context(self.features(states), self.angles(places.unsqueeze(0)))
@@ -210,19 +190,14 @@ class DFlashNetwork(HeadNetwork):
         return [rows[: count - first - offset, offset].unsqueeze(0) for offset in offsets]
 
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
-        """Logits [..., vocabulary] of outputs [..., hidden], in the target's ids."""
         del offset
         return in_target_ids(self.output(self.norm(outputs)), self.ids, vocabulary)
 
 
 def _attend_up_to(query: Tensor, own: KeysValues, *, seen: Tensor, context: KeysValues) -> Tensor:
-    """The attention of each block to its rows of a common context, and to all of itself.
+    """The attention of blocks [B, heads, block, D] to rows of one text, and to all of themselves.
 
-    Args:
-        query: [B, heads, block, D].
-        own: keys and values of each block.
-        seen: [B, n] bool, the context's rows that a block attends to.
-        context: keys and values of one text, [1, KV heads, n, D].
+    `seen` [B, n] are the rows of the text that a block attends to.
     """
     groups = query.shape[1] // own.keys.shape[1]
     scale, rows = query.shape[-1] ** -0.5, seen.shape[1]
@@ -243,25 +218,20 @@ class DFlashHead(BlockHead):
         super().__init__(network, vocab_size, network.drafts)
         # [drafts, vocab] of the round's block
         self._logits: Tensor | None = None
-        self._length = 0
-        self._allocate(CAPACITY)
+        self._cache = LayerCache(network, len(network.body))
 
     def _clear(self) -> None:
         super()._clear()
-        self._length = 0
+        self._cache.length = 0
 
     def _read(self, features: Tensor) -> None:
-        start, end = self._length, self._length + len(features)
-        if end + self.network.block > self._cosines.shape[1]:
-            caches = self._caches
-            self._allocate(2 * (end + self.network.block))
-            for new, old in zip(self._caches, caches, strict=True):
-                new.keys[:, :, :start] = old.keys[:, :, :start]
-                new.values[:, :, :start] = old.values[:, :, :start]
-        rows = self.network.context(features.unsqueeze(0), self._angles(start, end))
-        for cache, row in zip(self._caches, rows, strict=True):
-            cache.keys[:, :, start:end], cache.values[:, :, start:end] = row
-        self._length = end
+        cache = self._cache
+        start, end = cache.length, cache.length + len(features)
+        cache.reserve(end + self.network.block)
+        rows = self.network.context(features.unsqueeze(0), cache.angles(start, end))
+        for layer, row in enumerate(rows):
+            cache.written(layer, start, *row)
+        cache.length = end
 
     def _draft(self, offset: int, token: Tensor) -> Tensor:
         if offset == 0:
@@ -271,38 +241,18 @@ class DFlashHead(BlockHead):
 
     def _block(self, token: Tensor) -> Tensor:
         """The outputs [1, drafts, hidden] of the block that begins with a token [1]."""
-        begin, end = self._length, self._length + self.network.block
+        cache, block = self._cache, self.network.block
+
+        def attend(layer: int, query: Tensor, own: KeysValues) -> Tensor:
+            # Written behind the context, where the next states are written, too
+            keys, values = cache.written(layer, cache.length, *own)
+            return F.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+
+        layers = range(len(self.network.body))
+        angles = cache.angles(cache.length, cache.length + block)
         return self.network.blocks(
-            token.to(self.device),
-            self._angles(begin, end),
-            [partial(_attend_to_all, cache=cache, begin=begin) for cache in self._caches],
+            token.to(self.device), angles, [partial(attend, layer) for layer in layers]
         )
-
-    def _angles(self, begin: int, end: int) -> Angles:
-        return self._cosines[:, begin:end], self._sines[:, begin:end]
-
-    def _allocate(self, capacity: int) -> None:
-        network, weight = self.network, self.network.fc.weight
-        config: Any = network.config
-        shape = (1, config.num_key_value_heads, capacity, network.head_dim)
-        self._caches = [
-            KeysValues(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in network.body
-        ]
-        with torch.no_grad():
-            places = torch.arange(capacity, device=weight.device).unsqueeze(0)
-            self._cosines, self._sines = network.angles(places)
-
-
-def _attend_to_all(query: Tensor, own: KeysValues, *, cache: KeysValues, begin: int) -> Tensor:
-    """The attention of a block to the whole context, `begin` rows of the cache, and to itself.
-
-    The block's keys and values are written behind the context, and overwritten by the next states.
-    """
-    end = begin + query.shape[2]
-    cache.keys[:, :, begin:end], cache.values[:, :, begin:end] = own
-    return F.scaled_dot_product_attention(
-        query, cache.keys[:, :, :end], cache.values[:, :, :end], enable_gqa=True
-    )
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -324,10 +274,7 @@ class Block:
 
     Attributes:
         layers: the target's layers whose inputs are read.
-        block: positions of a block.
-        mask_token: the id of the mask token.
-        vocabulary: size of the target's vocabulary; None where the config does not say.
-        first: the first position of a block that drafts.
+        block, first: positions of a block, as trained or of `draft.block`; the first that drafts.
     """
 
     layout: str
@@ -338,96 +285,54 @@ class Block:
     vocabulary: int | None
     first: int = 1
 
-    def cut(self, conf: ModelConf) -> "Block":
-        """The configuration with the positions of `draft.block`.
-
-        Raises:
-            UserError: they are more than the drafter was trained with.
-        """
-        if conf.block is None:
-            return self
-        if conf.block > self.block:
-            raise UserError(
-                f"{conf.keys.of('block', conf.block)}: {conf.name} was trained with blocks of"
-                f" {self.block} positions; give fewer"
-            )
-        return replace(self, block=conf.block)
-
 
 def load_dflash(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the DFlash drafter that `conf` names, for this target, onto its device, in its dtype.
-
-    Raises:
-        UserError: no DFlash drafter in a known layout, incomplete, or for another target.
-    """
+    """Read a DFlash drafter."""
     files = HeadFiles(conf, target, *DFLASH)
     with explained(conf):
-        config = head_config(conf)
+        config = files.config
         check_reads_states(config, files.where, files.kind)
-        block = _block_config(config, files).cut(conf)
+        settings: dict[str, Any] = dict(config.get("dflash_config") or {})
+        kind, asked = config.get("speculators_model_type"), settings
+        if kind:
+            asked = {"sample_from_anchor": config.get("sample_from_anchor")}
+        if kind not in (None, "", "dflash") or not (kind or is_of(config, "dflash")):
+            raise files.unknown_layout()
+        settings["block_size"] = config.get("block_size") or settings.get("block_size")
+        block = block_of("z-lab", settings, asked, files)
         network = filled(DFlashNetwork, block, files.tensors(), files)
         facts = {"architecture": "DFlash", "layout": block.layout, "block": block.block}
         return files.loaded(network, facts, block.layer.max_position_embeddings)
 
 
-def _block_config(config: Mapping[str, Any], files: HeadFiles) -> Block:
-    settings: dict[str, Any] = dict(config.get("dflash_config") or {})
-    if config.get("speculators_model_type") == "dflash":
-        settings = {"sample_from_anchor": config.get("sample_from_anchor")}
-        return of_speculators(config, settings, files)
-    if not is_of(config, "dflash") or config.get("speculators_model_type"):
-        raise files.unknown_layout(found_in(config))
-    size = config.get("block_size") or settings.get("block_size")
-    layers, mask_token = settings.get("target_layer_ids"), settings.get("mask_token_id")
-    return block_of("z-lab", config, size, mask_token, after(layers), files, settings)
-
-
-def of_speculators(
-    config: Mapping[str, Any], settings: Mapping[str, Any], files: HeadFiles
-) -> Block:
-    """The settings of a config.json of vllm-project/speculators."""
-    layer = dict(config.get("transformer_layer_config") or {})
-    if layer.get("model_type") != "qwen3":  # other configs have another default
-        layer["head_dim"] = layer.get("head_dim") or (
-            layer["hidden_size"] // layer["num_attention_heads"]
-        )
-    size, mask_token = config.get("block_size"), config.get("mask_token_id")
-    layers = config.get("aux_hidden_state_layer_ids")
-    return block_of("speculators", layer, size, mask_token, layers, files, settings)
-
-
-def after(layers: Sequence[Any] | None) -> list[int]:
-    """The layers that follow these."""
-    return [int(number) + 1 for number in layers or ()]
-
-
 def block_of(
     layout: str,
-    layer: Mapping[str, Any],
-    size: int | None,
-    mask_token: int | None,
-    layers: Sequence[Any] | None,
-    files: HeadFiles,
     settings: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    files: HeadFiles,
+    first: int = 1,
 ) -> Block:
-    """The checked configuration of a drafter.
+    """The checked configuration of a drafter, in a layout or in that of speculators.
 
-    Args:
-        layer: the config of its layers.
-        size: positions of a block.
-        layers: the target's layers whose inputs are read.
-        settings: other settings that may change the arithmetic.
-
-    Raises:
-        UserError: a setting is missing, or one is set that is not supported.
+    `settings` have `block_size`, `mask_token_id` and `target_layer_ids`, the layers whose outputs
+    are read; `asked` are others, which may change the arithmetic.
     """
+    config, conf = files.config, files.conf
+    layer, layers = config, [int(number) + 1 for number in settings.get("target_layer_ids") or ()]
+    if config.get("speculators_model_type"):
+        layout, settings, layer = "speculators", config, config.get("transformer_layer_config")
+        layer, layers = dict(layer or {}), config.get("aux_hidden_state_layer_ids")
+        if layer.get("model_type") != "qwen3":  # other configs have another default
+            head_dim = layer.get("head_dim") or layer["hidden_size"] // layer["num_attention_heads"]
+            layer["head_dim"] = head_dim
+    size, mask_token = settings.get("block_size"), settings.get("mask_token_id")
     needed = {"block_size": size, "mask_token_id": mask_token, "the target's layer ids": layers}
     missing = [name for name, value in needed.items() if value in (None, [], ())]
     if size is None or mask_token is None or not layers:
         raise UserError(
             f"{files.where}: its config.json has no {missing[0]}, which {files.kind} needs"
         )
-    parsed, asked = Qwen3Config(**layer), dict(settings)
+    parsed, asked = Qwen3Config(**layer), dict(asked)
     if "sliding_attention" in (parsed.layer_types or ()):
         asked["layer_types: sliding_attention"] = True
     unread = sorted(name for name in asked.keys() - READ if asked[name] not in PLAIN)
@@ -436,26 +341,26 @@ def block_of(
             f"{files.where}: {files.kind} with {', '.join(unread)}, which is not read here; "
             "give one of full attention without further settings"
         )
-    vocabulary = layer.get("vocab_size")
-    return Block(layout, parsed, tuple(map(int, layers)), int(size), int(mask_token), vocabulary)
+    if conf.block is not None and conf.block > int(size):
+        raise UserError(
+            f"{conf.keys.of('block', conf.block)}: {conf.name} was trained with blocks of"
+            f" {size} positions; give fewer"
+        )
+    read = tuple(map(int, layers))
+    block, vocabulary = conf.block or int(size), layer.get("vocab_size")
+    return Block(layout, parsed, read, block, int(mask_token), vocabulary, first)
 
 
 def filled(
-    kind: Callable[..., Network], block: Block, tensors: dict[str, Tensor], files: HeadFiles
-) -> Network:
-    """The drafter with its weights, after all comparisons with the target."""
-    of_target, vocabulary = files.target_config, files.target.vocab_size
-    if min(block.layers) < 0 or max(block.layers) > of_target.num_hidden_layers:
-        raise files.other_layers(block.layers)
+    kind: Callable[..., Any], block: Block, tensors: dict[str, Tensor], files: HeadFiles
+) -> Any:
     if block.block <= block.first:
         raise UserError(
             f"{files.where}: blocks of {block.block} positions draft no token; give block_size in"
             " its config.json, or draft.block, a larger number"
         )
-    files.check_width(tensors, block.layers)
+    files.check_layers(tensors, block.layers)
     files.check_vocabulary(block.vocabulary)
-    if not 0 <= block.mask_token < vocabulary:
-        raise files.other_vocabulary(block.mask_token + 1)
     d2t, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
     ids = None if d2t is None else files.check_ids(d2t + torch.arange(len(d2t)))
     embed, own_embedding, output = files.matrices(
@@ -463,10 +368,10 @@ def filled(
     )
     network = kind(
         block.layer,
-        target_hidden=of_target.hidden_size,
+        target_hidden=files.target_config.hidden_size,
         layers=block.layers,
         block=block.block,
-        mask_token=block.mask_token,
+        mask_token=files.check_mask_token(block.mask_token),
         # The target's modules must be no submodules of the drafter
         embed=embed if own_embedding else embed.__call__,
         output=output,

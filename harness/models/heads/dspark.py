@@ -27,7 +27,6 @@ checkpoint).
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,16 +37,8 @@ from transformers import Qwen3Config
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.heads.base import LoadedHead, in_target_ids
-from harness.models.heads.dflash import (
-    Block,
-    DFlashHead,
-    DFlashNetwork,
-    after,
-    block_of,
-    filled,
-    of_speculators,
-)
-from harness.models.heads.files import HeadFiles, check_reads_states, found_in, head_config
+from harness.models.heads.dflash import Block, DFlashHead, DFlashNetwork, block_of, filled
+from harness.models.heads.files import HeadFiles, check_reads_states
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
@@ -83,10 +74,8 @@ class MarkovHead(nn.Module):
     def forward(self, token: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """The input of `markov_w2` [n, rank], and the state [n, rank] for the next position.
 
-        Args:
-            token: [n] the token before the position.
-            hidden: [n, hidden] of the position, after the last norm.
-            state: of the position before; None at the first.
+        `token` [n] is the one before the position, `hidden` [n, hidden] its own after the last
+        norm, `state` that of the position before; None at the first.
         """
         before = self.markov_w1(token)
         state = torch.zeros_like(before) if state is None else state
@@ -102,21 +91,15 @@ class MarkovHead(nn.Module):
 
 
 class DSparkNetwork(DFlashNetwork):
-    """The drafter's weights and arithmetic.
-
-    Attributes:
-        markov_head: None where the drafts of a block do not depend on each other.
-    """
+    """The drafter's weights; without a Markov head, drafts do not depend on each other."""
 
     def __init__(
         self, config: Qwen3Config, *, markov_head: MarkovHead | None = None, **parts: Any
     ) -> None:
-        """The other parts are those of a DFlash drafter."""
         super().__init__(config, **parts)
         self.markov_head = markov_head
 
     def with_cache(self, vocab_size: int) -> "DSparkHead":
-        """The drafter with a cache of the context, for the loop."""
         return DSparkHead(self, vocab_size)
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
@@ -171,18 +154,13 @@ class DSparkHead(DFlashHead):
 
 
 def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the DSpark drafter that `conf` names, for this target, onto its device, in its dtype.
-
-    Raises:
-        UserError: no DSpark drafter in a known layout, incomplete, or for another target.
-    """
+    """Read a DSpark drafter."""
     files = HeadFiles(conf, target, *DSPARK)
     with explained(conf):
-        config = head_config(conf)
-        check_reads_states(config, files.where, files.kind)
-        nested = [config.get(name) or {} for name in NESTED]
-        settings = {**config, **nested[0], **nested[1]}
-        block = _block_config(config, nested, settings, files).cut(conf)
+        check_reads_states(files.config, files.where, files.kind)
+        nested = [files.config.get(name) or {} for name in NESTED]
+        settings = {**files.config, **nested[0], **nested[1]}
+        block = _block_config(nested, settings, files)
         rank, kind = int(settings.get("markov_rank") or 0), settings.get("markov_head_type")
         if rank and kind not in MARKOV_HEADS:
             raise UserError(
@@ -204,29 +182,20 @@ def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def _block_config(
-    config: Mapping[str, Any],
-    nested: Sequence[Mapping[str, Any]],
-    settings: Mapping[str, Any],
-    files: HeadFiles,
+    nested: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], files: HeadFiles
 ) -> Block:
+    config, kind = files.config, files.config.get("speculators_model_type")
     asked = {
         name: value
         for part in nested
         for name, value in part.items()
         if name not in KNOWN and (name, value) != ("projector_type", "dspark")
     }
-    first = 0 if settings.get("sample_from_anchor", True) else 1
-    if config.get("speculators_model_type") == "dspark":
-        block = of_speculators(config, asked, files)
-    elif (
-        not config.get("speculators_model_type")
-        and config.get("model_type") == "qwen3"
-        and any(ARCHITECTURES.match(str(name)) for name in config.get("architectures") or ())
-    ):
-        size, mask_token = settings.get("block_size"), settings.get("mask_token_id")
-        layers = after(settings.get("target_layer_ids"))
+    names = [str(name) for name in config.get("architectures") or ()]
+    of_qwen3 = config.get("model_type") == "qwen3" and any(map(ARCHITECTURES.match, names))
+    if kind not in (None, "", "dspark") or not (kind or of_qwen3):
+        raise files.unknown_layout()
+    if not kind:
         asked.pop("sample_from_anchor", None)
-        block = block_of("deepspec", config, size, mask_token, layers, files, asked)
-    else:
-        raise files.unknown_layout(found_in(config))
-    return replace(block, first=first)
+    first = 0 if settings.get("sample_from_anchor", True) else 1
+    return block_of("deepspec", settings, asked, files, first)

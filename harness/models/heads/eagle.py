@@ -35,7 +35,7 @@ from harness.models.heads.decoder_layer import (
     Projected,
     shape_of_layer,
 )
-from harness.models.heads.files import HeadFiles, found_in, head_config, unknown_layout
+from harness.models.heads.files import HeadFiles, found_in, unknown_layout
 from harness.models.load import LoadedModel
 from harness.records import UserError
 from harness.theory.architecture import HeadArchitecture
@@ -49,11 +49,7 @@ LLAMA_LAYER = re.compile(r"(Eagle)?(Llama|Qwen2|Mixtral)ForCausalLM(Eagle)?$")
 
 
 class EagleNetwork(LayerNetwork):
-    """The head's weights and arithmetic.
-
-    Attributes:
-        output: its output matrix, or the target's.
-    """
+    """The head's weights and arithmetic; `output` is its output matrix, or the target's."""
 
     def __init__(
         self,
@@ -72,13 +68,10 @@ class EagleNetwork(LayerNetwork):
         self.output = output
 
     def project(self, tokens: Tensor, features: Tensor, angles: Angles) -> Projected:
-        """Queries, keys, values and residuals from tokens [B, n] and features [B, n, hidden]."""
-        assert self.embed_tokens is not None
         row = self.fc(torch.cat([self.embed_tokens(tokens), features], dim=-1))
         return self.attended_by(row, row, angles)
 
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
-        """Logits [..., vocabulary] of outputs [..., hidden]."""
         del offset
         return self.output(outputs)[..., :vocabulary]
 
@@ -87,14 +80,10 @@ class EagleNetwork(LayerNetwork):
 
 
 def load_eagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the EAGLE head that `conf` names, for this target, onto its device and in its dtype.
-
-    Raises:
-        UserError: it is no EAGLE head in a known layout, incomplete, or for another target.
-    """
+    """Read an EAGLE head."""
     files = HeadFiles(conf, target, *EAGLE)
     with explained(conf):
-        config = _config(head_config(conf), files.where)
+        config = _config(files.config, files.where)
         tensors = {
             name.replace("layers.0.", "midlayer.", 1): tensor
             for name, tensor in files.tensors().items()
@@ -115,7 +104,6 @@ def load_eagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def eagle_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
-    """The sizes in a head's config.json; `where` is its name in errors."""
     layer = _config(config, where)
     return shape_of_layer(layer, layer.vocab_size, layer.hidden_size)
 
@@ -133,7 +121,6 @@ def _config(config: Mapping[str, Any], where: str) -> LlamaConfig:
 
 
 def _network(config: LlamaConfig, tensors: dict[str, Tensor], files: HeadFiles) -> EagleNetwork:
-    """The head with its weights, after all comparisons with the target."""
     hidden = config.hidden_size
     if hidden != files.target_config.hidden_size:
         raise files.other_target(

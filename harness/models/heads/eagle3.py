@@ -21,7 +21,7 @@ Layer ids may end with the last boundary: the output of the last layer, before t
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +39,7 @@ from harness.models.heads.decoder_layer import (
     Projected,
     shape_of_layer,
 )
-from harness.models.heads.files import (
-    HeadFiles,
-    check_reads_states,
-    found_in,
-    head_config,
-    unknown_layout,
-)
+from harness.models.heads.files import HeadFiles, check_reads_states, found_in, unknown_layout
 from harness.models.load import LoadedModel
 from harness.records import UserError
 from harness.theory.architecture import HeadArchitecture
@@ -57,9 +51,6 @@ STATES = 3
 def default_layers(layers: int) -> tuple[int, ...]:
     """The target's layers whose inputs a head reads where its config names none."""
     return (2, layers // 2, layers - 3)
-
-
-Network = TypeVar("Network", bound="Eagle3Network")
 
 
 class _Layer(Layer):
@@ -76,7 +67,6 @@ class Eagle3Network(LayerNetwork):
 
     Attributes:
         norm_before_residual: whether the residual is the feature after `hidden_norm`.
-        lm_head: its output matrix, or the target's.
         d2t: [draft vocabulary] the target's id of each token, minus its own.
         t2d: [V] which of the target's tokens it can draft.
     """
@@ -106,25 +96,20 @@ class Eagle3Network(LayerNetwork):
         self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool))
 
     def project(self, tokens: Tensor, features: Tensor, angles: Angles) -> Projected:
-        """Queries, keys, values and residuals from tokens [B, n] and features [B, n, hidden]."""
-        assert self.embed_tokens is not None
         normed = self.midlayer.hidden_norm(features)
         embedded = self.midlayer.input_layernorm(self.embed_tokens(tokens))
         row = torch.cat([embedded, normed], dim=-1)
         return self.attended_by(row, normed if self.norm_before_residual else features, angles)
 
     def draft_logits(self, outputs: Tensor) -> Tensor:
-        """Logits [..., draft vocabulary] of outputs [..., hidden]."""
         return self.lm_head(self.norm(outputs))
 
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
-        """Logits [..., vocabulary] in the target's ids; -inf of tokens that it cannot draft."""
         del offset
         ids = self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
         return in_target_ids(self.draft_logits(outputs), ids, vocabulary)
 
     def features(self, states: Tensor) -> Tensor:
-        """The features [..., hidden] of the target's states [..., width]."""
         return self.fc(states.to(self.fc.weight.device, self.fc.weight.dtype))
 
 
@@ -149,9 +134,6 @@ class Layout:
         layers: the target's layers whose inputs are read, the number of layers being the output of
             the last; None: the default ones.
         of_outputs: whether `layers` were given as the layers whose outputs are read.
-        norm_before_residual: see `Eagle3Network`.
-        vocabulary: size of the target's vocabulary; None where the config does not say.
-        draft_vocabulary: number of tokens that it can draft; None: the target's vocabulary.
     """
 
     name: str
@@ -162,24 +144,12 @@ class Layout:
     vocabulary: int | None
     draft_vocabulary: int | None
 
-    @property
-    def shape(self) -> HeadArchitecture:
-        """The sizes; of a target as wide as the layer, where the config names no other width."""
-        layer = self.layer
-        target_hidden = getattr(layer, "target_hidden_size", None) or layer.hidden_size
-        states = len(self.layers or range(STATES)) * target_hidden
-        return shape_of_layer(layer, self.draft_vocabulary or layer.vocab_size, states)
-
 
 def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the EAGLE-3 head that `conf` names, for this target, onto its device and in its dtype.
-
-    Raises:
-        UserError: it is no EAGLE-3 head in a known layout, incomplete, or for another target.
-    """
+    """Read an EAGLE-3 head."""
     files = HeadFiles(conf, target, *EAGLE3)
     with explained(conf):
-        layout = _layout(head_config(conf), files.where)
+        layout = _layout(files.config, files.where)
         network = filled(Eagle3Network, layout, by_specforge(files.tensors()), files)
         facts = {
             "architecture": "EAGLE-3",
@@ -192,8 +162,12 @@ def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def eagle3_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
-    """The sizes in a head's config.json; `where` is its name in errors."""
-    return _layout(config, where).shape
+    layout = _layout(config, where)
+    layer = layout.layer
+    # Of a target as wide as the layer, where the config names no other width
+    target_hidden = getattr(layer, "target_hidden_size", None) or layer.hidden_size
+    states = len(layout.layers or range(STATES)) * target_hidden
+    return shape_of_layer(layer, layout.draft_vocabulary or layer.vocab_size, states)
 
 
 def _layout(config: Mapping[str, Any], where: str) -> Layout:
@@ -204,24 +178,13 @@ def _layout(config: Mapping[str, Any], where: str) -> Layout:
 
 
 def is_specforge(config: Mapping[str, Any]) -> bool:
-    """True where a config.json is of SpecForge's architectures."""
     return any(EAGLE3_CLASS.search(str(name)) for name in config.get("architectures") or ())
 
 
 def layout_of(
     config: Mapping[str, Any], where: str, what: str, *, norm_before_residual: bool
 ) -> Layout:
-    """The settings of a config.json in either layout.
-
-    Args:
-        config: its content.
-        where: its name in errors.
-        what: the kind of head, for errors.
-        norm_before_residual: the default.
-
-    Raises:
-        UserError: it has a setting that is not supported.
-    """
+    """The settings of a config.json in either layout; `where` and `what` name it in errors."""
     of_eagle = config.get("eagle_config") or {}
     settings = {**config, **of_eagle}
     check_reads_states(config, where, what)
@@ -258,18 +221,15 @@ def by_specforge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def filled(
-    kind: Callable[..., Network], layout: Layout, tensors: dict[str, Tensor], files: HeadFiles
-) -> Network:
-    """The head with its weights, after all comparisons with the target."""
+    kind: Callable[..., Any], layout: Layout, tensors: dict[str, Tensor], files: HeadFiles
+) -> Any:
     config, vocabulary = files.target_config, files.target.vocab_size
     last = config.num_hidden_layers
     layers = layout.layers or default_layers(last)
     if layout.of_outputs and max(layers) == last + 1:
         # NVIDIA's gpt-oss heads number inputs there, too ([24, 30, 36] of 36 layers)
         layers = tuple(layer - 1 for layer in layers)
-    if min(layers) < 0 or max(layers) > last or len(set(layers)) < len(layers):
-        raise files.other_layers(layers, "" if layout.layers else " by default")
-    files.check_width(tensors, layers)
+    files.check_layers(tensors, layers, "" if layout.layers else " by default")
     files.check_vocabulary(layout.vocabulary)
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     if t2d is not None and len(t2d) != vocabulary:

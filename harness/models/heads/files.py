@@ -18,6 +18,7 @@ from harness.engine_facts.draft_kinds import DRAFTS
 from harness.models.checkpoint import (
     PICKLED,
     WEIGHTS,
+    check_tensors,
     explained,
     file_of,
     quiet_transformers,
@@ -26,7 +27,6 @@ from harness.models.checkpoint import (
 from harness.models.heads.base import LoadedHead
 from harness.models.load import LoadedModel, source_of
 from harness.models.memory import MemoryNeed, check_fits
-from harness.models.stored_quantized import check_tensors, names_and_dtypes
 from harness.records import UserError, first_line
 
 # Names of tensors that only training needs
@@ -34,19 +34,14 @@ UNUSED = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
 
 
 class HeadFiles:
-    """The files of a head, read for one target; every error is one line that names them.
-
-    Attributes:
-        where: the head's name in errors.
-        target_name: the target's name in errors.
-        target_config: the config of its text model.
-    """
+    """The files of a head, read for one target; every error is one line that names both."""
 
     def __init__(self, conf: ModelConf, target: LoadedModel, kind: str, layouts: str) -> None:
         """Take the files that `conf` names; `kind` and `layouts` are for errors."""
         self.conf, self.target, self.kind = conf, target, kind
         self.layouts, self.where = layouts, conf.where
         self.target_name = target.shown
+        self.config = head_config(conf)
         self.target_config: Any = target.network.config.get_text_config()
 
     def tensors(
@@ -56,14 +51,11 @@ class HeadFiles:
 
         They are read from the first of these that is there, as one file or in shards, pickles only
         if these may be read; otherwise from the *.safetensors of other names.
-
-        Raises:
-            UserError: there is no such file, one cannot be read, or two have the same tensor.
         """
         conf = self.conf
         names = (*files, *(pickles if conf.allow_pickle else ()))
         tensors: dict[str, Tensor] = {}
-        with quiet_transformers(), explained(conf):
+        with quiet_transformers():
             for file in weight_files(conf, source_of(conf), names):
                 safe = file.suffix == ".safetensors"
                 read = load_file(file) if safe else torch.load(file, weights_only=True)
@@ -74,37 +66,36 @@ class HeadFiles:
                         f"folder with one *.safetensors, or name the one to read {files[-1]}"
                     )
                 tensors |= read
-            check_tensors(self.where, names_and_dtypes(tensors))
+            check_tensors(self.where, {name: str(each.dtype) for name, each in tensors.items()})
         return {
             name.removeprefix("model."): tensor
             for name, tensor in tensors.items()
             if name not in UNUSED
         }
 
-    def unknown_layout(self, found: str) -> UserError:
+    def unknown_layout(self, found: str | None = None) -> UserError:
         """The error for files in none of the layouts that are read."""
-        return unknown_layout(self.where, self.kind, self.layouts, found)
+        return unknown_layout(self.where, self.kind, self.layouts, found or found_in(self.config))
 
     def other_target(self, why: str) -> UserError:
-        """The error for a head that cannot be this target's."""
         return UserError(f"{self.where}: {self.kind} for another target: {why}")
 
-    def other_layers(self, layers: Sequence[int], how: str = "") -> UserError:
-        """The error for a head that reads layers which the target does not have."""
-        return UserError(
-            f"{self.where}: it reads layers {list(layers)}{how}, and {self.target_name} has "
-            f"{self.target_config.num_hidden_layers}; give the head of this target"
-        )
-
     def other_vocabulary(self, tokens: int, vocabulary: int | None = None) -> UserError:
-        """The error for a head whose tokens are not the target's."""
         return self.other_target(
             f"the tokens are of a vocabulary of {tokens}, and {self.target_name} has "
             f"{vocabulary or self.target.vocab_size}"
         )
 
-    def check_width(self, tensors: Mapping[str, Tensor], layers: Sequence[int]) -> None:
-        """Refuse a head whose `fc` has another width than the hidden states of these layers."""
+    def check_layers(
+        self, tensors: Mapping[str, Tensor], layers: Sequence[int], how: str = ""
+    ) -> None:
+        """Refuse a head that reads layers which the target lacks, or of another width than its."""
+        count = self.target_config.num_hidden_layers
+        if min(layers) < 0 or max(layers) > count or len(set(layers)) < len(layers):
+            raise UserError(
+                f"{self.where}: it reads layers {list(layers)}{how}, and {self.target_name} has "
+                f"{count}; give the head of this target"
+            )
         hidden, fc = self.target_config.hidden_size, tensors.get("fc.weight")
         if fc is not None and fc.shape[1] != len(layers) * hidden:
             raise self.other_target(
@@ -120,8 +111,13 @@ class HeadFiles:
         if tokens not in (None, self.target_config.vocab_size, self.target.vocab_size):
             raise self.other_vocabulary(tokens)
 
+    def check_mask_token(self, token: int) -> int:
+        if not 0 <= token < self.target.vocab_size:
+            raise self.other_vocabulary(token + 1)
+        return token
+
     def check_ids(self, ids: Tensor) -> Tensor:
-        """The target's ids [draft vocabulary] of tokens that a head can draft, checked to exist."""
+        """The target's ids [draft vocabulary] of tokens that a head can draft, if they exist."""
         if int(ids.min()) < 0:
             raise UserError(
                 f"{self.where}: its map of draft tokens to the target's (d2t) has the id"
@@ -134,12 +130,7 @@ class HeadFiles:
     def own_matrix(
         self, tensors: dict[str, Tensor], name: str, shared: Any, rows: int, hidden: int
     ) -> Tensor | None:
-        """The head's own matrix [rows, hidden], removed from `tensors`; None if it uses `shared`.
-
-        Raises:
-            UserError: its own matrix has another vocabulary or hidden size, or `shared` another
-                hidden size.
-        """
+        """The head's own [rows, hidden], removed from `tensors`; None if it uses `shared`."""
         own, of_target = tensors.pop(name, None), shared.weight.shape[1]
         if own is not None and len(own) != rows:
             raise self.other_vocabulary(len(own), rows)
@@ -151,13 +142,6 @@ class HeadFiles:
                 f"that of {self.target_name} is {of_target}; give the head of this target"
             )
         return own
-
-    def embedding(self, tensors: dict[str, Tensor], hidden: int) -> tuple[nn.Module, bool]:
-        """The embedding, and whether it is the head's own, which is removed from `tensors`."""
-        shared: Any = self.target.network.get_input_embeddings()
-        rows = self.target.vocab_size
-        own = self.own_matrix(tensors, "embed_tokens.weight", shared, rows, hidden)
-        return (shared, False) if own is None else (nn.Embedding.from_pretrained(own), True)
 
     def matrices(
         self,
@@ -171,20 +155,15 @@ class HeadFiles:
 
         The head's own matrices are removed from `tensors`. One without an output matrix has that of
         its own embedding where it is tied to it, otherwise the target's, which is returned as its
-        `__call__`, since it must be no submodule of a head.
-
-        Args:
-            tensors: the head's weights.
-            hidden: its hidden size.
-            ids: the target's ids of the tokens that it can draft; None: all.
-            tied: whether its output matrix is its embedding.
-
-        Raises:
-            UserError: a matrix is of another size, or it has no output matrix and drafts other
-                tokens than all of the target's.
+        `__call__`, since it must be no submodule of a head. `ids` are the target's ids of the
+        tokens that it can draft; None: all.
         """
-        embed, own_embedding = self.embedding(tensors, hidden)
         vocabulary = self.target.vocab_size
+        embed: Any = self.target.network.get_input_embeddings()
+        own = self.own_matrix(tensors, "embed_tokens.weight", embed, vocabulary, hidden)
+        own_embedding = own is not None
+        if own is not None:
+            embed = nn.Embedding.from_pretrained(own)
         shared: Any = (
             embed if tied and own_embedding else self.target.network.get_output_embeddings()
         )
@@ -210,8 +189,7 @@ class HeadFiles:
     ) -> None:
         """Load the weights; every tensor must be there, and none left over.
 
-        `given` has prefixes of names that the network has already; the names in `optional` may be
-        missing.
+        The network has those whose names begin with `given`; those in `optional` may be missing.
         """
         wanted = {
             name: tensor
@@ -237,11 +215,7 @@ class HeadFiles:
     def loaded(
         self, network: Any, facts: Mapping[str, Any], context_tokens: int | None
     ) -> LoadedHead:
-        """The head on its target's device, in its dtype, with its tokenizer.
-
-        Raises:
-            UserError: it does not fit the device's memory.
-        """
+        """The head on its target's device, in its dtype, if it fits the device's memory."""
         conf, target = self.conf, self.target
         dtype, device = target.network.dtype, target.network.device
         weight_bytes = float(sum(weight.numel() for weight in network.weights) * dtype.itemsize)
@@ -255,11 +229,6 @@ class HeadFiles:
 
 
 def head_config(conf: ModelConf) -> dict[str, Any]:
-    """The config.json of the head that `conf` names.
-
-    Raises:
-        UserError: there is none, or it cannot be read.
-    """
     where = conf.where
     # Only with this option transformers raises where the hub cannot be reached
     reached = {"_raise_exceptions_for_missing_entries": True}
@@ -298,7 +267,7 @@ def unknown_layout(where: str, kind: str, layouts: str, found: str) -> UserError
 
 
 def check_reads_states(config: Mapping[str, Any], where: str, kind: str) -> None:
-    """Refuse a head whose config.json or a section of it says that it reads no inner layers."""
+    """Refuse a head whose config.json says that it reads no inner layers."""
     sections = [config, *(part for part in config.values() if isinstance(part, Mapping))]
     if any(section.get("use_aux_hidden_state") is False for section in sections):
         raise UserError(
@@ -314,10 +283,7 @@ def is_of(config: Mapping[str, Any], kind: str) -> bool:
 
 
 def head_memory_need(conf: ModelConf, target: MemoryNeed) -> MemoryNeed | None:
-    """The memory of a head, from its config before its weights are read.
-
-    Without its own embedding, which is not known before; None where its config has no sizes.
-    """
+    """The memory of a head, from its config alone, so without its own embedding; None: unknown."""
     spec = DRAFTS[conf.kind]
     if not spec.shape:
         return None

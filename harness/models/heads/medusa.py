@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.heads.base import BlockHead, HeadNetwork, LoadedHead, in_target_ids
-from harness.models.heads.files import HeadFiles, found_in, head_config, is_of
+from harness.models.heads.files import HeadFiles, is_of
 from harness.models.load import LoadedModel
 
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "model.safetensors")
@@ -57,9 +57,7 @@ class MedusaNetwork(HeadNetwork):
     """The heads' weights and arithmetic; parameters are named as in vLLM's layout.
 
     Attributes:
-        layers: the index after the target's last layer, for the input of its output head (see
-            `CachedModel.keep_states`).
-        drafts: the most tokens that it drafts from a start, the number of heads.
+        layers: that after the target's last one, for the input of its output head.
         token_map: [draft vocabulary] the target's ids of the tokens that it can draft; None: all.
     """
 
@@ -92,21 +90,15 @@ class MedusaNetwork(HeadNetwork):
         self.register_buffer("token_map", token_map, persistent=False)
 
     def with_cache(self, vocab_size: int) -> "MedusaHead":
-        """The heads for the loop."""
         return MedusaHead(self, vocab_size)
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
-        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
-
-        The tokens are not used.
-        """
         del tokens
         features, count = self.features(states), states.shape[1]
         offsets = range(min(depth, self.drafts, count - first))
         return [self.blocks[offset](features[:, first : count - offset]) for offset in offsets]
 
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
-        """Logits [..., vocabulary] of a head's outputs [..., hidden], in the target's ids."""
         return in_target_ids(self.lm_heads[offset](outputs), self.token_map, vocabulary)
 
 
@@ -132,18 +124,14 @@ class MedusaHead(BlockHead):
 
 
 def load_medusa(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the Medusa heads that `conf` names, for this target, onto its device and in its dtype.
-
-    Raises:
-        UserError: no Medusa heads in a known layout, incomplete, or for another target.
-    """
+    """Read Medusa heads."""
     with explained(conf):
-        files, config = HeadFiles(conf, target, *MEDUSA), head_config(conf)
+        files = HeadFiles(conf, target, *MEDUSA)
         tensors = files.tensors(MEDUSA_FILES, MEDUSA_PICKLES)
-        layout = "vllm" if is_of(config, "medusa") else "fasterdecoding"
-        if layout != "vllm" and "medusa_num_heads" not in config:
-            raise files.unknown_layout(found_in(config))
-        network = _medusa(config, _medusa_names(tensors), files)
+        layout = "vllm" if is_of(files.config, "medusa") else "fasterdecoding"
+        if layout != "vllm" and "medusa_num_heads" not in files.config:
+            raise files.unknown_layout()
+        network = _medusa(_medusa_names(tensors), files)
         facts = {"architecture": "Medusa", "layout": layout, "heads": network.drafts}
         return files.loaded(network, facts, None)
 
@@ -157,10 +145,8 @@ def _medusa_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def _medusa(
-    config: Mapping[str, Any], tensors: dict[str, Tensor], files: HeadFiles
-) -> MedusaNetwork:
-    """The heads with their weights, after all comparisons with the target."""
+def _medusa(tensors: dict[str, Tensor], files: HeadFiles) -> MedusaNetwork:
+    config = files.config
     places = [re.match(r"blocks\.(\d+)\.layers\.(\d+)\.", name) for name in tensors]
     found = [(int(match[1]), int(match[2])) for match in places if match]
     heads = 1 + max((head for head, _ in found), default=0)
@@ -175,7 +161,7 @@ def _medusa(
         shared = files.target.network.get_output_embeddings()
         output = shared.weight[: files.target.vocab_size]
     if not found or output is None or config.get("logit_scale", 1.0) != 1.0:
-        raise files.unknown_layout(found_in(config))
+        raise files.unknown_layout()
     hidden = files.target_config.hidden_size
     if output.shape[1] != hidden:
         raise files.other_target(

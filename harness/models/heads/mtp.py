@@ -37,11 +37,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from harness.config import ModelConf
 from harness.models.cached import cache_argument
-from harness.models.checkpoint import explained, quiet_transformers, weight_files
+from harness.models.checkpoint import check_tensors, explained, quiet_transformers, weight_files
 from harness.models.heads.base import ChainHead, HeadNetwork, LoadedHead
 from harness.models.load import LoadedModel, check_on_one_device, source_of
 from harness.models.memory import MemoryNeed, check_fits
-from harness.models.stored_quantized import check_tensors, names_and_dtypes
 from harness.records import UserError
 
 # Model types of targets whose MTP layers are read
@@ -81,14 +80,7 @@ SHOWN = 3
 
 
 class MtpNetwork(HeadNetwork):
-    """The layer's weights and arithmetic.
-
-    Attributes:
-        network: of the target's class, with one layer; its last norm is the MTP layer's.
-        fc: from the two normed inputs to the layer's.
-        norm_embedding, norm_hidden: of the two inputs.
-        layers: the target's final hidden state alone is read.
-    """
+    """The layer as a network of the target's class, whose last norm is the MTP layer's."""
 
     def __init__(self, network: PreTrainedModel, target_layers: int, shared: list[Tensor]) -> None:
         """Take a one-layer network; `shared` are those of its weights that are the target's."""
@@ -102,7 +94,6 @@ class MtpNetwork(HeadNetwork):
 
     @property
     def weights(self) -> list[Tensor]:
-        """The layer's own weights, without an embedding and output matrix that are the target's."""
         return [self.fc.weight] + [
             weight
             for weight in self.parameters()
@@ -120,19 +111,13 @@ class MtpNetwork(HeadNetwork):
         return sum(each.numel() * each.element_size() for each in (kept.keys, kept.values))
 
     def new_cache(self) -> DynamicCache:
-        """An empty cache for `rows`."""
         return DynamicCache(config=self.network.config)
 
     def rows(self, tokens: Tensor, features: Tensor, cache: DynamicCache, **where: Any) -> Tensor:
-        """Append rows of tokens [B, n] and features [B, n, hidden] to a cache.
+        """The outputs [B, n, hidden], after the last norm, of tokens and features [B, n, hidden].
 
-        Args:
-            tokens, features: of the rows.
-            cache: the cache, which is changed.
-            where: position_ids and a 4-D attention_mask, for rows that do not follow the cache.
-
-        Returns:
-            Outputs [B, n, hidden], after the last norm.
+        They are appended to the cache; `where` has position_ids and a 4-D attention_mask of rows
+        that do not follow it.
         """
         embedded = self.network.get_input_embeddings()(tokens)
         row = self.fc(torch.cat([self.norm_embedding(embedded), self.norm_hidden(features)], -1))
@@ -141,21 +126,15 @@ class MtpNetwork(HeadNetwork):
         return output.last_hidden_state
 
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
-        """Logits [..., vocabulary] of outputs [..., hidden]."""
         del offset
         head: Any = self.network.get_output_embeddings()
         return head(outputs)[..., :vocabulary]
 
     def with_cache(self, vocab_size: int) -> "MtpHead":
-        """The head for the loop."""
         return MtpHead(self, vocab_size)
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
-        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
-
-        Pass 0 leaves its rows in a cache. The chains of a block of starts are appended to it, pass
-        by pass, and removed before the next block.
-        """
+        """A block of chains is appended to the cache of pass 0, pass by pass, and then removed."""
         features = self.features(states)
         tokens, count = tokens.to(features.device), features.shape[1]
         cache = self.new_cache()
@@ -206,7 +185,6 @@ class MtpHead(ChainHead):
         self._cache = network.new_cache()
 
     def rewind(self, count: int) -> None:
-        """Remove the last `count` rows."""
         if count:
             self._cache.crop(-count)
 
@@ -221,11 +199,7 @@ class MtpHead(ChainHead):
 
 
 def load_mtp(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the MTP layer from the checkpoint that `conf` names, the target's or a similar one.
-
-    Raises:
-        UserError: the target is of another type, or the checkpoint has no supported MTP layer.
-    """
+    """Read the MTP layer from the checkpoint that `conf` names, the target's or a similar one."""
     named = target.shown
     where = conf.shown
     config: Any = target.network.config.get_text_config()
@@ -251,7 +225,7 @@ def load_mtp(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     check_fits([MemoryNeed(conf.keys, conf.name, device, dtype, size, 0)], 0)
     with quiet_transformers():
         where = f"{where}: the MTP layer in {conf.id}"
-        check_tensors(where, names_and_dtypes(tensors))
+        check_tensors(where, {name: str(each.dtype) for name, each in tensors.items()})
         network = _network(config, tensors, target, where)
     facts = {"architecture": "MTP", "layout": layers.pop(), "draft_vocab": target.vocab_size}
     network = network.to(device).eval()

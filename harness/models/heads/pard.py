@@ -25,13 +25,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel
 
 from harness.config import ModelConf
 from harness.models.cached import CachedModel, output_weight, split_network, takes
 from harness.models.checkpoint import PARD_KEY
-from harness.models.heads.base import HeadNetwork, LoadedHead, MaskHead
+from harness.models.heads.base import HeadNetwork, LoadedHead, MaskHead, in_target_ids
 from harness.models.heads.files import found_in, head_config, unknown_layout
 from harness.models.load import LoadedModel, check_tokenizers, load
 from harness.models.probe import cached_model
@@ -48,12 +47,7 @@ COARSE_SAME_ROWS = 5e-2
 
 
 class PardNetwork(HeadNetwork):
-    """The model, and its drafts from every start of a text.
-
-    Attributes:
-        mask_token: the id of the mask token.
-        drafts: the most tokens that it drafts from a start; None: any number.
-    """
+    """The model, and its drafts, at most `drafts` or any number, from every start of a text."""
 
     # Texts for heads are stored with a state of the target; the embedding is the cheapest one
     layers = (0,)
@@ -72,11 +66,7 @@ class PardNetwork(HeadNetwork):
         self.cached_numbers = 2 * config.num_hidden_layers * heads * head_dim
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
-        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
-
-        B is 1. The text is read once, and the masks of many starts together; each mask attends to
-        its own text and to the masks before it.
-        """
+        """The text is read once, and the masks of many starts together. B is 1."""
         count, backbone = states.shape[1], self.network.base_model
         depth = min(depth, self.drafts or depth, count - first)
         tokens = tokens[:, : count + 1].to(self.weights[0].device)
@@ -115,13 +105,11 @@ class PardNetwork(HeadNetwork):
         return hidden[0].unflatten(0, (len(starts), masks))
 
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
-        """Logits [..., vocabulary] of outputs [..., hidden]; see `HeadNetwork.logits`."""
         del offset
         head: Any = self.network.get_output_embeddings()
-        return of_width(head(outputs), vocabulary)
+        return in_target_ids(head(outputs), None, vocabulary)
 
     def with_cache(self, vocab_size: int) -> "PardHead":
-        """The draft for the loop."""
         return PardHead(self, vocab_size)
 
 
@@ -139,12 +127,10 @@ class PardHead(MaskHead):
         self._unread: list[int] = []
 
     def start(self, first: Sequence[int]) -> None:
-        """Clear the draft before a text that begins with `first`."""
         self._clear()
         self._unread = list(first)
 
     def extend(self, tokens: Tensor) -> None:
-        """Read tokens of a text that has just been started."""
         self._model.prefill([*self._unread, *tokens.tolist()])
         self._unread = []
 
@@ -154,7 +140,7 @@ class PardHead(MaskHead):
         logits = self._model.forward(read)[-rows:]
         self._model.rewind(len(masks))
         self._unread = []
-        return of_width(logits, self.vocab_size)
+        return in_target_ids(logits, None, self.vocab_size)
 
     def _read(self, features: Tensor) -> None:
         """Do nothing: it reads no states."""
@@ -165,24 +151,11 @@ class PardHead(MaskHead):
         self._unread = []
 
 
-def of_width(logits: Tensor, vocabulary: int) -> Tensor:
-    """Logits [..., vocabulary]: cut where the embedding is wider, -inf where it is narrower."""
-    lacking = vocabulary - logits.shape[-1]
-    return (
-        logits[..., :vocabulary] if lacking <= 0 else F.pad(logits, (0, lacking), value=-torch.inf)
-    )
-
-
 # ---- reading -------------------------------------------------------------------------------------
 
 
 def load_pard(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the PARD draft that `conf` names, onto the target's device and in its dtype.
-
-    Raises:
-        UserError: no causal model with a mask token, one with another tokenizer than the target's,
-            or one whose layers do not run as `PardNetwork.passes` needs it.
-    """
+    """Read a PARD draft, whose layers must run as `PardNetwork.passes` needs it."""
     where, config = conf.where, head_config(conf)
     mask_token = config.get(PARD_KEY)
     if not isinstance(mask_token, int):

@@ -13,7 +13,6 @@ have tensors of an EAGLE-3 head, `layers.1.*` and on, and `mask_hidden`. A round
 `draft.block` tokens, or the config's `speculative_tokens`, or 8, the default of the training.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ from harness.models.checkpoint import explained
 from harness.models.heads.base import LoadedHead, MaskHead
 from harness.models.heads.decoder_layer import Layer, LayerHead, Projected, attend_from_every_start
 from harness.models.heads.eagle3 import Eagle3Network, by_specforge, filled, is_specforge, layout_of
-from harness.models.heads.files import HeadFiles, found_in, head_config
+from harness.models.heads.files import HeadFiles
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
@@ -41,15 +40,9 @@ DRAFTS = 8
 
 
 class PeagleNetwork(Eagle3Network):
-    """The head's weights and arithmetic.
-
-    Attributes:
-        mask_token: the id of the token in rows of masks.
-        drafts: the most tokens that it drafts from a start.
-    """
+    """The head's weights and arithmetic; it drafts at most `drafts` tokens from a start."""
 
     def __init__(self, config: LlamaConfig, *, mask_token: int, drafts: int, **parts: Any) -> None:
-        """The other parts are those of an EAGLE-3 head."""
         super().__init__(config, **parts)
         self.mask_token, self.drafts = mask_token, drafts
         for _ in range(1, config.num_hidden_layers):
@@ -60,7 +53,6 @@ class PeagleNetwork(Eagle3Network):
         self.cached_numbers *= config.num_hidden_layers
 
     def with_cache(self, vocab_size: int) -> "PeagleHead":
-        """The head for the loop."""
         return PeagleHead(self, vocab_size)
 
     def masks(self, count: int) -> tuple[Tensor, Tensor]:
@@ -70,10 +62,7 @@ class PeagleNetwork(Eagle3Network):
         return tokens, features.expand(1, count, -1)
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
-        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
-
-        B is 1. Layer by layer, the rows of the text and those of each pass run from all starts.
-        """
+        """Layer by layer, the rows of the text and of each pass run from all starts. B is 1."""
         count, features = states.shape[1], self.features(states)
         depth = min(depth, self.drafts, count - first)
         places = torch.arange(count, device=features.device).unsqueeze(0)
@@ -128,7 +117,8 @@ class PeagleHead(MaskHead, LayerHead):
         outputs = self._append(
             torch.cat([tokens, masks], dim=1), torch.cat([features, without_states], dim=1)
         )
-        self._features, self._length = None, self._length - masks.shape[1]
+        self._features = None
+        self._cache.length -= masks.shape[1]
         return network.logits(outputs[0, -rows:], self.vocab_size, 0)
 
 
@@ -136,27 +126,24 @@ class PeagleHead(MaskHead, LayerHead):
 
 
 def load_peagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the P-EAGLE head that `conf` names, for this target, onto its device and in its dtype.
-
-    Raises:
-        UserError: it is no P-EAGLE head in a known layout, incomplete, or for another target.
-    """
+    """Read a P-EAGLE head."""
     files = HeadFiles(conf, target, *PEAGLE)
     with explained(conf):
-        config = head_config(conf)
+        config = files.config
         kind = config.get("speculators_model_type")
         mask_token = next(
             (config[name] for name in MASK_TOKENS if config.get(name) is not None), None
         )
         if kind != "peagle" and (kind or mask_token is None or not is_specforge(config)):
-            raise files.unknown_layout(found_in(config))
+            raise files.unknown_layout()
         if mask_token is None:
             raise UserError(f"{files.where}: its config.json has no mask_token_id")
         layout = layout_of(config, files.where, PEAGLE[0], norm_before_residual=False)
-        mask_token = int(mask_token)
-        drafts = conf.block or _speculative_tokens(config) or DRAFTS
-        if not 0 <= mask_token < target.vocab_size:
-            raise files.other_vocabulary(mask_token + 1)
+        methods = (config.get("speculators_config") or {}).get("proposal_methods") or ()
+        stated = (each.get("speculative_tokens") for each in methods)
+        trained = next((int(value) for value in stated if value is not None), None)
+        drafts = conf.block or trained or DRAFTS
+        mask_token = files.check_mask_token(int(mask_token))
         tensors: dict[str, Tensor] = {}
         for name, tensor in by_specforge(files.tensors()).items():
             part, _, rest = name.removeprefix("layers.").partition(".")
@@ -168,10 +155,3 @@ def load_peagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
         network = filled(made, layout, tensors, files)
         facts = {"architecture": "P-EAGLE", "layout": layout.name, "draft_vocab": len(network.d2t)}
         return files.loaded(network, facts, getattr(layout.layer, "max_position_embeddings", None))
-
-
-def _speculative_tokens(config: Mapping[str, Any]) -> int | None:
-    """The number of tokens that a round drafts, from a config.json of speculators."""
-    methods = (config.get("speculators_config") or {}).get("proposal_methods") or ()
-    stated = (each.get("speculative_tokens") for each in methods)
-    return next((int(value) for value in stated if value is not None), None)

@@ -32,7 +32,6 @@ HIDDEN = -1e30
 
 
 def project(x: Tensor, projection: Projection) -> Tensor:
-    """Project x [rows, in] to [rows, out]."""
     if projection.bias is None:
         return torch.mm(x, projection.weight)
     return torch.addmm(projection.bias, x, projection.weight)
@@ -180,13 +179,7 @@ def _grouped_mixture(x: Tensor, experts: Experts, shares: Tensor, chosen: Tensor
 
 
 class Positions(NamedTuple):
-    """The places and angles of n positions, the same for every layer.
-
-    Attributes:
-        places: [n] in the cache.
-        cos: [n, 1, D].
-        sin: [n, 1, D], see `rotate`.
-    """
+    """The places [n] in the cache, and the angles [n, 1, D], of positions for every layer."""
 
     places: Tensor
     cos: Tensor

@@ -44,12 +44,10 @@ class LeanModel(CachedModel):
 
     @property
     def device(self) -> torch.device:
-        """The device of the logits."""
         return self._home
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Clear the cache and fill it with `tokens`, which may be empty."""
         self._length = 0
         if self._keys[0].shape[0] != 1:
             self._allocate(1, CAPACITY)
@@ -58,31 +56,24 @@ class LeanModel(CachedModel):
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
-        """Append `tokens` [n]; return the logits after each, [n, vocab]."""
         return self._logits(self._hidden(tokens.to(self._home).unsqueeze(0)))
 
     def rewind(self, count: int) -> None:
-        """Remove the last `count` cached tokens."""
         self._length -= count
 
     @torch.inference_mode()
     def fill(self, batch: int, context_tokens: int) -> None:
-        """Make the cache one of `batch` sequences with `context_tokens` each, for timing.
-
-        The content is arbitrary, so nothing is computed.
-        """
+        """The content is arbitrary, so nothing is computed."""
         self._allocate(batch, context_tokens + CAPACITY)
         self._length = context_tokens
 
     @torch.inference_mode()
     def forward_batch(self, tokens: Tensor) -> Tensor:
-        """Append `tokens` [batch, n]; return the logits after each, [batch, n, vocab]."""
         logits = self._logits(self._hidden(tokens.to(self._home)))
         return logits.view(*tokens.shape, -1)
 
     @torch.inference_mode()
     def read_as(self, other: CachedModel) -> None:
-        """Take the tokens in the cache of another model of the same network, without a forward."""
         assert isinstance(other, LeanModel)
         if self._keys[0].shape[0] != 1 or self._keys[0].shape[2] < other._length:
             self._allocate(1, other._length + CAPACITY)
@@ -177,7 +168,6 @@ class LeanModel(CachedModel):
         self._cos, self._sin = rotary_tables(self.network, capacity)
 
     def _grow(self, needed: int) -> None:
-        """Copy the cache into one of twice the `needed` positions."""
         keys, values, length = self._keys, self._values, self._length
         self._allocate(keys[0].shape[0], 2 * needed)
         for new, old in zip([*self._keys, *self._values], [*keys, *values], strict=True):

@@ -47,14 +47,9 @@ Recorded = tuple[Tensor | None, ...]
 
 @dataclass
 class Recording:
-    """A recorded piece of work, which can be launched again.
+    """Recorded work: a launch reads `inputs`, writes `outputs` and appends tokens to the cache.
 
-    Attributes:
-        inputs: the tensors that each launch reads; None where the work takes None.
-        outputs: the tensors that each launch writes.
-        launch: does the work on `inputs` into `outputs`.
-        appended: tokens that it adds to the cache.
-        work: kept alive, because a graph reads the memory of every tensor in its closure.
+    `work` is kept alive, because a graph reads the memory of every tensor in its closure.
     """
 
     inputs: tuple[Tensor | None, ...]
@@ -84,12 +79,11 @@ class StaticModel(LeanModel):
         super().__init__(network, vocab_size)
 
     def describe(self) -> dict[str, Any]:
-        """The forward in use, and whether recorded work was compiled, for the manifest."""
         return {**super().describe(), "compiled": self._compiled}
 
     @property
     def recorder(self) -> "StaticModel":
-        """The model itself, as a `Recorder`; see `recorded`."""
+        """The model itself, as a `Recorder`."""
         return self
 
     @torch.inference_mode()
@@ -102,54 +96,37 @@ class StaticModel(LeanModel):
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Clear the cache and fill it with `tokens`, which may be empty."""
         self.reserve(max(self._reserved, len(tokens) + 1))
         super().prefill(tokens)
 
     @torch.inference_mode()
     def fill(self, batch: int, context_tokens: int) -> None:
-        """Make the cache one of `batch` sequences with `context_tokens` each, for timing."""
         self._allocate(batch, context_tokens + PIECE)
         self._length = context_tokens
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
-        """Append `tokens` [n]; return the logits after each, [n, vocab]."""
-        if self._offset is not None:
-            return self._run(tokens)
-        (logits,) = self.recorded(("forward", len(tokens)), lambda ids: (self._run(ids),), tokens)
-        assert logits is not None
-        return logits
+        return self.forward_batch(tokens.unsqueeze(0))[0]
 
     @torch.inference_mode()
     def forward_batch(self, tokens: Tensor) -> Tensor:
-        """Append `tokens` [batch, n]; return the logits after each, [batch, n, vocab]."""
-
         def work(ids: Tensor) -> tuple[Tensor]:
             return (self._logits(self._hidden(ids)).view(*ids.shape, -1),)
 
         if self._offset is not None:
-            return work(tokens)[0]
+            return work(tokens.to(self._home))[0]
         (logits,) = self.recorded(("batch", *tokens.shape), work, tokens)
         assert logits is not None
         return logits
 
     def knows(self, key: Hashable) -> bool:
-        """True where work under this key has been recorded."""
         return key in self._recordings
 
     @torch.inference_mode()
     def recorded(
         self, key: Hashable, work: Callable[..., Recorded], *inputs: Tensor | None
     ) -> Recorded:
-        """Do `work(*inputs)`: recorded the first time, one launch from then on.
-
-        Returns:
-            Copies of the work's outputs, which the next launch does not change.
-
-        Raises:
-            ValueError: the cache is full.
-        """
+        """Copies of the outputs of `work(*inputs)`, recorded first, one launch from then on."""
         recording = self._recordings.get(key)
         if recording is None:
             begin = time.perf_counter()
@@ -253,12 +230,7 @@ class StaticModel(LeanModel):
 
         return Recording(stored, outputs, launch, appended, work)
 
-    def _run(self, tokens: Tensor, logits_to_keep: int = 0) -> Tensor:
-        hidden = self._hidden(tokens.to(self._home).unsqueeze(0))
-        return self._logits(hidden[-logits_to_keep:])
-
     def _hidden(self, tokens: Tensor) -> Tensor:
-        """Run tokens [B, n] through every layer; [B * n, hidden], before the last norm."""
         if self._offset is None:  # a prefill, which is not recorded
             return super()._hidden(tokens)
         weights, count = self.weights, tokens.shape[1]

@@ -30,43 +30,25 @@ class Projection:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts.
+    """A mixture of experts, of which `top_k` are used for a token."""
 
-    Attributes:
-        router: [experts, hidden].
-        gate_up: [experts, 2 * ffn, hidden].
-        down: [experts, hidden, ffn].
-        top_k: experts per token.
-        normalise: whether the chosen experts' shares are made to sum to one.
-        grouped: whether torch has a grouped matrix product for them.
-    """
-
-    router: Tensor
-    gate_up: Tensor
-    down: Tensor
+    router: Tensor  # [experts, hidden]
+    gate_up: Tensor  # [experts, 2 * ffn, hidden]
+    down: Tensor  # [experts, hidden, ffn]
     top_k: int
-    normalise: bool
-    grouped: bool
+    normalise: bool  # the chosen experts' shares are made to sum to one
+    grouped: bool  # torch has a grouped matrix product for them
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer.
+    """One decoder layer, with a dense MLP (`gate_up` and `down`) or with experts."""
 
-    Attributes:
-        attention_norm, mlp_norm: [hidden].
-        qkv: hidden -> (heads + 2 * kv_heads) * head_dim.
-        qk_norm: [heads + kv_heads, head_dim], or None where the family has none.
-        output: heads * head_dim -> hidden.
-        gate_up, down: the dense MLP, or None.
-        experts: the mixture, or None.
-    """
-
-    attention_norm: Tensor
-    qkv: Projection
-    qk_norm: Tensor | None
-    output: Projection
-    mlp_norm: Tensor
+    attention_norm: Tensor  # [hidden]
+    qkv: Projection  # hidden -> (heads + 2 * kv_heads) * head_dim
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim], if the family has one
+    output: Projection  # heads * head_dim -> hidden
+    mlp_norm: Tensor  # [hidden]
     gate_up: Projection | None
     down: Projection | None
     experts: Experts | None
@@ -74,25 +56,16 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole network.
-
-    Attributes:
-        layers: in order.
-        embedding: [vocab, hidden].
-        norm: [hidden], the last one.
-        head: hidden -> vocab, cut to the width in use.
-        heads, kv_heads, head_dim: of every layer.
-        eps: of every norm.
-    """
+    """A whole network."""
 
     layers: tuple[Layer, ...]
-    embedding: Tensor
-    norm: Tensor
-    head: Projection
+    embedding: Tensor  # [vocab, hidden]
+    norm: Tensor  # [hidden], the last one
+    head: Projection  # hidden -> vocab, cut to the width in use
     heads: int
     kv_heads: int
     head_dim: int
-    eps: float
+    eps: float  # of every norm
 
 
 def unsupported(network: PreTrainedModel) -> str | None:
@@ -118,11 +91,7 @@ def unsupported(network: PreTrainedModel) -> str | None:
 
 @torch.no_grad()
 def weights_of(network: PreTrainedModel, vocab_size: int) -> Weights:
-    """Take the weights, fusing projections in place; the head is cut to `vocab_size`.
-
-    Raises:
-        AttributeError: the network has another structure than its family in known releases.
-    """
+    """Take the weights, fusing projections in place; the head is cut to `vocab_size`."""
     inner: Any = network.model
     config: Any = network.config
     head: Any = network.get_output_embeddings()
@@ -180,7 +149,6 @@ def _has_grouped_product(weight: Tensor) -> bool:
     return (
         weight.is_cuda
         and weight.dtype == torch.bfloat16
-        and hasattr(torch, "_grouped_mm")
         and torch.cuda.get_device_capability(weight.device) >= (9, 0)
     )
 
