@@ -167,10 +167,12 @@ SPEC = EngineSpec(
     rented="sglang==0.5.23",
 )
 REJECTION_SAMPLING = SPEC.variant(
-    *("sglang_rejection", "SGLang with rejection sampling", "ratio", RULE_FLAGS["ratio"]),
+    *("sglang_rejection", "SGLang with rejection sampling", RULE_FLAGS["ratio"]),
     _DRAWN_KINDS,
+    rule="ratio",
 )
 BLOCK_VERIFICATION = SPEC.variant(
-    *("sglang_block", "SGLang with block verification", "block", RULE_FLAGS["block"]),
+    *("sglang_block", "SGLang with block verification", RULE_FLAGS["block"]),
     _BLOCK_KINDS,
+    rule="block",
 )

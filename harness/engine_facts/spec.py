@@ -245,9 +245,10 @@ class EngineSpec:
         self,
         name: str,
         row_name: str,
-        rule: Rule,
         setting: str,
         kinds: Collection[DraftKind],
+        *,
+        rule: Rule,
         note: str = "",
     ) -> "EngineSpec":
         """The engine with a setting by which it accepts by another rule, for some kinds of draft.

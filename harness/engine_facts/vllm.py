@@ -210,11 +210,13 @@ _V2_ONLY = (
     " is ignored."
 )
 PROBABILISTIC = SPEC.variant(
-    *("vllm_probabilistic", "probabilistic vLLM", "ratio", "draft_sample_method=probabilistic"),
+    *("vllm_probabilistic", "probabilistic vLLM", "draft_sample_method=probabilistic"),
     [kind for kind in SPEC.lines if kind != "medusa"],  # Medusa heads never sample
+    rule="ratio",
 )
 BLOCK_VERIFICATION = SPEC.variant(
-    *("vllm_block", "vLLM with block verification", "block", "rejection_sample_method=block"),
+    *("vllm_block", "vLLM with block verification", "rejection_sample_method=block"),
     _BLOCK_KINDS,
-    _V2_ONLY,
+    rule="block",
+    note=_V2_ONLY,
 )

@@ -13,11 +13,12 @@ there were none.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
+from harness.engines.protocol import RefusedError
 from harness.records import MOST_K, Scrape
 
 # With OpenMetrics' fractions of seconds, and its exemplar after #, which is no value of the counter
@@ -46,6 +47,14 @@ class Samples:
                 if math.isfinite(float(value)):
                     lines.append((name, dict(_LABEL.findall(labels or "")), float(value)))
         return cls(tuple(lines))
+
+    @classmethod
+    def shown(cls, page: Callable[[], object]) -> "Samples":
+        """The samples of the page that a server answers with; none where it has no such page."""
+        try:
+            return cls.of(str(page()))
+        except RefusedError:
+            return cls(())
 
     @cached_property
     def models(self) -> tuple[str, ...]:

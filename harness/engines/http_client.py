@@ -455,7 +455,7 @@ def _limited(idle_s: float) -> dict[str, type[HTTPConnectionPool]]:
         pass
 
     class Pool(HTTPConnectionPool):
-        ConnectionCls = Limited
+        ConnectionCls = cast("Any", Limited)
 
     class EncryptedPool(HTTPSConnectionPool):
         ConnectionCls = cast("Any", Encrypted)

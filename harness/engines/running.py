@@ -7,7 +7,6 @@ from harness.engines import llamacpp, sglang, vllm
 from harness.engines.counters import Samples
 from harness.engines.http_client import HttpClient, WantedModel
 from harness.engines.http_server import served_model
-from harness.engines.protocol import RefusedError
 from harness.records import Scrape, UserError
 
 PAGE = "/metrics"
@@ -62,10 +61,7 @@ class CountingServer:
 
     def _samples(self) -> Samples:
         """The samples of the page of counters, of the model that is asked for among several."""
-        try:
-            samples = Samples.of(str(self._client.stated(PAGE)))
-        except RefusedError:
-            return Samples(())
+        samples = Samples.shown(lambda: self._client.stated(PAGE))
         if len(samples.models) < 2:
             return samples
         listed = [{"id": name} for name in samples.models]

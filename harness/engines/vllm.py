@@ -37,7 +37,6 @@ from harness.engine_facts.spec import EngineSpec
 from harness.engine_facts.vllm import ADAPTIVE, BY_BATCH, COUNTING, SPEC, speculative_config
 from harness.engines.adapters import Adapter, checkpoints, rule_of, served_kind, started_with
 from harness.engines.counters import CounterNames, Samples
-from harness.engines.http_client import HttpClient
 from harness.engines.http_server import (
     MODELS,
     CardMemory,
@@ -53,7 +52,6 @@ from harness.engines.protocol import (
     Asked,
     Completion,
     EngineFacts,
-    RefusedError,
     seconds,
     stop_reason,
     token_ids,
@@ -222,10 +220,7 @@ class VllmServer(HttpServer):
 
     def _sums(self, deadline_s: float) -> dict[str, float] | None:
         """The server's counters over all requests, by name; None where it does not show them."""
-        try:
-            sums = Samples.of(str(self._client.get("/metrics", deadline_s))).sums
-        except RefusedError:  # it has no such page
-            return None
+        sums = Samples.shown(lambda: self._client.get("/metrics", deadline_s)).sums
         return sums if GENERATED in sums else None
 
     def _sums_of_request(
@@ -355,14 +350,6 @@ def rounds_of(tokens: Sequence[int], spec_metrics: Mapping[str, Any]) -> tuple[R
     return tuple(rounds) if not left and all(each.tokens for each in rounds) else None
 
 
-def drafts(client: HttpClient) -> bool:
-    """True where a server has counters of drafts; False where it shows no counters."""
-    try:
-        return DRAFTED in Samples.of(str(client.stated("/metrics"))).sums
-    except RefusedError:
-        return False
-
-
 def _with_sums(record: Completion, sums: Mapping[str, float]) -> Completion:
     """A record completed from `/metrics`; zero rounds where the server does not draft."""
     if record.rounds is None:
@@ -415,5 +402,5 @@ INTERFACE = Interface(
     parse=parse,
     counters=COUNTERS,
     names_model=True,
-    drafts=drafts,
+    drafts=lambda client: DRAFTED in Samples.shown(lambda: client.stated("/metrics")).sums,
 )
