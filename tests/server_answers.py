@@ -1,4 +1,4 @@
-"""What vLLM's and SGLang's servers answer: of vLLM 0.32 as it was run, of SGLang as documented."""
+"""What servers answer: of vLLM 0.32 and llama.cpp as they were run, of SGLang as documented."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +79,24 @@ def sglang_answers(**answers: Any) -> dict[str, Any]:
     return {
         "/server_info": {"version": "0.5.23", "speculative_num_steps": 2},
         "/generate": {"text": "abc", "output_ids": TOKENS, "meta_info": META},
+        "/health": "",
+        **answers,
+    }
+
+
+LLAMACPP_TIMES = {"prompt_ms": 2.0, "predicted_ms": 30.0, "predicted_n": 6}
+LLAMACPP = {
+    "tokens": TOKENS,
+    "stop_type": "limit",
+    "truncated": False,
+    "timings": {**LLAMACPP_TIMES, "draft_n": 8, "draft_n_accepted": 4},
+}
+
+
+def llamacpp_answers(**answers: Any) -> dict[str, Any]:
+    return {
+        "/props": {"build_info": "b11549-c0ffee"},
+        "/completion": LLAMACPP,
         "/health": "",
         **answers,
     }

@@ -25,6 +25,8 @@ from runs import needs_llamacpp, sample
 from server_answers import (
     AFTER,
     BEFORE,
+    LLAMACPP,
+    LLAMACPP_TIMES,
     PLAIN_META,
     SPECULATIVE,
     TIMES,
@@ -32,6 +34,7 @@ from server_answers import (
     USAGE,
     completion,
     in_turn,
+    llamacpp_answers,
     page,
     sglang_answers,
     vllm_answers,
@@ -169,10 +172,7 @@ STEPS = {**SPECULATIVE, "per_step_accepted": [1, 0, 2], "per_step_drafted": [2, 
     ("counts", "rounds"),
     [
         # The last one had three tokens to emit, and the budget two left
-        (
-            STEPS,
-            [((6, 7), 1, 2, "rejected"), ((8,), 0, 2, "rejected"), ((9, 10), 2, 2, "cut")],
-        ),
+        (STEPS, [((6, 7), 1, 2, "rejected"), ((8,), 0, 2, "rejected"), ((9, 10), 2, 2, "cut")]),
         (
             {**STEPS, "per_step_accepted": [2, 1], "per_step_drafted": [2, 2]},
             [((6, 7, 8), 2, 2, "bonus"), ((9, 10), 1, 2, "rejected")],
@@ -231,11 +231,7 @@ def test_a_servers_draft_takes_of_a_requests_sampling_the_temperature_alone() ->
 
 VLLM_REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"/v1/completions": {"id": 1}}, 2, "its answer has no 'choices'; is it vLLM's server"),
-    (
-        {"/v1/completions": completion(choice={"text": "abc"})},
-        2,
-        "its answer has no 'token_ids'",
-    ),
+    ({"/v1/completions": completion(choice={"text": "abc"})}, 2, "its answer has no 'token_ids'"),
     ({}, 0, "it drafts, and was given as the server that decodes plainly"),
     ({}, 4, "it drafts 2 tokens per round, not k=4"),
     (
@@ -278,6 +274,20 @@ SGLANG_REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ),
     ({"/server_info": {"status": "ready"}}, 2, "not SGLang's server"),
 ]
+LLAMACPP_REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({"/completion": {**LLAMACPP, "timings": None}}, 2, "its answer has no 'timings'"),
+    ({"/completion": {**LLAMACPP, "tokens": None}}, 2, "its answer has no 'tokens'"),
+    ({"/completion": {**LLAMACPP, "tokens": []}}, 2, "an answer without tokens"),
+    ({"/completion": {**LLAMACPP, "timings": LLAMACPP_TIMES}}, 2, "it drafted nothing; k=2 needs"),
+    ({}, 0, "it drafts, and was given as the server that decodes plainly"),
+    (
+        {"/completion": {**LLAMACPP, "truncated": True}},
+        2,
+        "its context is too small for prompt and 6 tokens",
+    ),
+    ({"/completion": 400}, 2, "the server refuses, status 400: request exceeds the context size"),
+    ({"/props": {"model": "other"}}, 2, r"not llama\.cpp's server"),
+]
 
 
 @pytest.mark.parametrize(
@@ -285,6 +295,7 @@ SGLANG_REFUSED: list[tuple[dict[str, Any], int, str]] = [
     [
         *((VllmServer, vllm_answers(**answers), *rest) for answers, *rest in VLLM_REFUSED),
         *((SglangServer, sglang_answers(**answers), *rest) for answers, *rest in SGLANG_REFUSED),
+        *((LlamaCppServer, llamacpp_answers(**each), *rest) for each, *rest in LLAMACPP_REFUSED),
     ],
 )
 def test_a_server_that_does_not_fit_is_refused_in_one_line(
@@ -322,6 +333,16 @@ def test_sglangs_counts_are_read_and_its_decoding_is_not_guessed(stand_in: Start
     assert asked["input_ids"] == [1, 2, 3]
     settings = asked["sampling_params"]
     assert (settings["temperature"], settings["top_k"], settings["min_p"]) == (0.7, -1, 0.1)
+
+
+def test_llamacpps_counts_and_times_are_read_from_its_answer(stand_in: Start) -> None:
+    done = ask(attached(LlamaCppServer, stand_in(llamacpp_answers()).url))
+    assert (done.rounds, done.drafted, done.accepted) == (1, 8, 4)
+    assert (done.prefill_s, done.decode_s, done.cpu_s) == (0.002, 0.03, None)
+    plain_answer = {**LLAMACPP, "timings": LLAMACPP_TIMES}
+    server = stand_in(llamacpp_answers(**{"/completion": plain_answer}))
+    plain = ask(attached(LlamaCppServer, server.url, 0), 0)
+    assert (plain.rounds, plain.drafted, plain.accepted) == (None, None, None)
 
 
 # ---- texts and times only ------------------------------------------------------------------------
@@ -394,13 +415,14 @@ def test_another_model_behind_an_address_is_refused(stand_in: Start, tokenizer: 
         said = text if fits else "der Fluss"
         counted = usage if fits else {**USAGE, "prompt_tokens": len(ids) + 1}
         answers = {
-            "/detokenize": {"prompt": said, "text": said},
+            "/detokenize": {"prompt": said, "text": said, "content": said},
             "/v1/completions": {**completion(), "usage": counted},
         }
-        url = stand_in({**sglang_answers(), **vllm_answers(), **answers}).url
+        url = stand_in({**sglang_answers(), **vllm_answers(), **llamacpp_answers(**answers)}).url
         for engine in (
             attached(VllmServer, url),
             attached(SglangServer, url),
+            attached(LlamaCppServer, url),
             attached(OpenAiServer, url, tokenizer=tokenizer),
         ):
             server = engine.open(2)
@@ -559,7 +581,8 @@ PRODUCTION: dict[type[StartedEngine], set[str]] = {
 def test_the_line_for_production_has_the_users_settings_and_none_of_the_measurements(
     made: type[StartedEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, kept, left_out = made.spec.name, PRODUCTION[made], made.measuring
+    name, kept = made.spec.name, PRODUCTION[made]
+    left_out = {*made.measuring, *made.spec.in_production}
     monkeypatch.setattr("harness.engines.llamacpp.program", lambda: [sys.executable, "-m", "wheel"])
     prefix = made.variables[0]
     for variable, value in (
@@ -744,10 +767,7 @@ def test_the_commands_of_a_run_have_the_share_that_each_server_was_started_with(
     ],
 )
 def test_the_fullest_of_the_cards_that_a_server_uses_decides(
-    flags: list[str],
-    read: int,
-    on_card: Callable[..., OnCard],
-    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str], read: int, on_card: Callable[..., OnCard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
@@ -971,12 +991,7 @@ def test_the_events_of_a_stream_are_read_as_they_come_and_its_error_is_the_serve
         (403, ServerDiedError, "status 403: request exceeds.*; .*api_key_env=NAME names the", 1),
         (500, RefusedError, "status 500: request exceeds", 1),
         (Written(body=b"x", length=9, pause_s=9), ServerDiedError, "no whole answer within 1 s", 1),
-        (
-            Written(body=b" " * 999, pause_s=0.05),
-            ServerDiedError,
-            "no whole answer within 1 s",
-            1,
-        ),
+        (Written(body=b" " * 999, pause_s=0.05), ServerDiedError, "no whole answer within 1 s", 1),
         (
             # Its head may end the wait, or the limit of all
             Written(raw=b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 999, pause_s=0.05),
@@ -1294,7 +1309,7 @@ def test_the_wheel_of_llamacpp_takes_the_sizes_of_each_of_its_look_ups(
 
     flags = [str(word) for flag in drafting_flags(kind, 16).items() for word in flag]
     monkeypatch.setattr(sys, "argv", ["server", "--model", "target.gguf", *flags])
-    speculative = xllamacpp_server.parameters(xllamacpp_server.arguments()).speculative
+    speculative = xllamacpp_server.parameters().speculative
     (spec_type,) = speculative.types
     assert spec_type.name.endswith(SPEC_TYPES[kind].replace("-", "_").upper())
     lookup = getattr(speculative, field)

@@ -8,31 +8,24 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from runs import needs_llamacpp
 from served_pair import KS, Served, completed
-from stand_in_server import StandIn
 from stubs import GREEDY
 
 from harness.analysis.server_lossless import text_z
 from harness.decoding.sampling import SamplingParameters
 from harness.engine_facts.spec import Counting
-from harness.engines.cpu_clock import CpuReadings
 from harness.engines.http_server import AttachedEngine
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer, request_body, rounds_at_eos
 from harness.engines.own import OwnServer
-from harness.engines.process import ServerProcess
+from harness.engines.process import CpuReadings, ServerProcess
 from harness.engines.protocol import Asked, Completion, Engine, ServerDiedError
 from harness.measurement.generations import Request
-from harness.measurement.server_request import (
-    accepted_tokens,
-    ask,
-    likelihood_test,
-)
+from harness.measurement.server_request import accepted_tokens, ask, likelihood_test
 from harness.records import UserError
 
 # How long a test waits for a process, however busy the machine is
@@ -46,73 +39,7 @@ def wait_for(happened: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-# ---- a server that says what a test wants --------------------------------------------------------
-
-TIMES = {"prompt_ms": 2.0, "predicted_ms": 30.0, "predicted_n": 6}
-TIMINGS = {**TIMES, "draft_n": 8, "draft_n_accepted": 4}
-ANSWER: dict[str, Any] = {
-    "tokens": [5, 6, 7, 8, 9, 10],
-    "stop_type": "limit",
-    "truncated": False,
-    "timings": TIMINGS,
-}
-PROPERTIES = {"build_info": "b11549-c0ffee"}
-
-
-@pytest.fixture
-def llamacpp(stand_in: Callable[..., StandIn]) -> Callable[..., StandIn]:
-    """Servers that answer as llama.cpp's, but where told otherwise."""
-
-    def start(**answers: Any) -> StandIn:
-        paths = {"/health": {}, "/props": PROPERTIES}
-        return stand_in(paths | {f"/{path}": answer for path, answer in answers.items()})
-
-    return start
-
-
-def answered(server: StandIn, k: int) -> Any:
-    engine = AttachedEngine({k: server.url}, LlamaCppServer)
-    return engine.open(k).generate(Asked([1, 2, 3], GREEDY, seed=1, budget=6))
-
-
-def timed(**changes: Any) -> dict[str, Any]:
-    timings = {key: value for key, value in {**TIMINGS, **changes}.items() if value is not None}
-    return {**ANSWER, "timings": timings}
-
-
-def without(field: str) -> dict[str, Any]:
-    return {key: value for key, value in ANSWER.items() if key != field}
-
-
-@pytest.mark.parametrize(
-    ("k", "answer", "message"),
-    [
-        (2, without("timings"), "its answer has no 'timings'"),
-        (2, without("tokens"), "its answer has no 'tokens'"),
-        (2, {**ANSWER, "tokens": []}, "an answer without tokens"),
-        (2, timed(draft_n=None, draft_n_accepted=None), "it drafted nothing; k=2 needs"),
-        (0, ANSWER, "it drafts, and was given as the server that decodes plainly"),
-        (2, {**ANSWER, "truncated": True}, "its context is too small for prompt and 6 tokens"),
-        (2, 400, "the server refuses, status 400: request exceeds the context size"),
-    ],
-)
-def test_an_answer_that_is_not_what_was_asked_for_is_one_line(
-    llamacpp: Callable[..., StandIn], k: int, answer: Any, message: str
-) -> None:
-    server = llamacpp(completion=answer)
-    with pytest.raises(UserError, match=message) as error:
-        answered(server, k)
-    assert "\n" not in str(error.value)
-    assert server.url in str(error.value)
-
-
-def test_a_servers_counters_are_read(llamacpp: Callable[..., StandIn]) -> None:
-    done = answered(llamacpp(completion=ANSWER), 2)
-    assert (done.rounds, done.drafted, done.accepted) == (1, 8, 4)
-    assert (done.prefill_s, done.decode_s) == (0.002, 0.03)
-    assert done.cpu_s is None
-    plain = answered(llamacpp(completion=timed(draft_n=None, draft_n_accepted=None)), 0)
-    assert (plain.rounds, plain.drafted, plain.accepted) == (None, None, None)
+# ---- what is asked and counted ------------------------------------------------------------------
 
 
 def test_where_nothing_listens_the_address_is_named() -> None:
@@ -120,16 +47,6 @@ def test_where_nothing_listens_the_address_is_named() -> None:
         AttachedEngine({0: "http://127.0.0.1:9"}, LlamaCppServer).open(0)
     with pytest.raises(UserError, match="write it as http://HOST:PORT"):
         AttachedEngine({0: "file:///etc/passwd"}, LlamaCppServer).open(0)
-
-
-def test_another_program_or_another_model_behind_the_address_is_refused(
-    llamacpp: Callable[..., StandIn],
-) -> None:
-    with pytest.raises(UserError, match=r"not llama\.cpp's server"):
-        AttachedEngine({0: llamacpp(props={"model": "other"}).url}, LlamaCppServer).open(0)
-    other = AttachedEngine({0: llamacpp(detokenize={"content": "xy"}).url}, LlamaCppServer).open(0)
-    with pytest.raises(UserError, match="another model than model="):
-        other.check_vocabulary([5, 6], "Hello")
 
 
 @pytest.mark.parametrize(

@@ -139,10 +139,7 @@ def with_counts(**speculative: Any) -> dict[str, Any]:
             without(VLLM, "metrics"),
             {**FROM_VLLM, **PLAIN_COUNTS, "k": 0, "prefill_s": None, "decode_s": None},
         ),
-        (
-            {"request": {"temperature": 0.7}, "response": VLLM},
-            {**FROM_VLLM, "temperature": 0.7},
-        ),
+        ({"request": {"temperature": 0.7}, "response": VLLM}, {**FROM_VLLM, "temperature": 0.7}),
         (
             {"text": "a", "output_ids": [1], "meta_info": META},
             {**FROM_SGLANG, "tokens": (1,), "text": "a"},

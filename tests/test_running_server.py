@@ -130,9 +130,7 @@ def test_llama_cpp_tells_k_by_what_it_drafts_and_no_requests(tmp_path: Path) -> 
     assert rows[-1].tokens_per_round == total.tokens_per_round == pytest.approx(1.8)
 
 
-def test_counters_of_several_models_are_those_of_the_one_that_is_asked_for(
-    tmp_path: Path,
-) -> None:
+def test_counters_of_several_models_are_those_of_the_one_that_is_asked_for(tmp_path: Path) -> None:
     def page(times: int) -> str:
         own = vllm_page(times)
         other = own.replace('model_name="org/a b}"', 'model_name="other"')

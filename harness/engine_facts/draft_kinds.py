@@ -24,40 +24,29 @@ UNKNOWN: DraftKind = "unknown"
 
 @dataclass(frozen=True)
 class DraftSpec:
-    """A kind of draft.
+    """A kind of draft."""
 
-    Attributes:
-        phrase: the name of such a draft in a sentence, with its article.
-        weights: where they are: `own`, in the checkpoint that its id names; `target_checkpoint`,
-            there unless its id names another; `target_layers`, shared with the loaded target;
-            `copy`, the target in another dtype; `none` for a look-up. A look-up has the name of its
-            kind in the records.
-        loader: the function that loads it, as "module:name"; "" for a model that transformers
-            loads. For a look-up it takes the ids that end a text and returns a `LookupDrafter`;
-            else it takes the `ModelConf` and the loaded target and returns a `LoadedHead` where it
-            reads states, otherwise a `LoadedModel`.
-        shape: the function that reads a head's sizes from its config.json, in the same form; or "".
-        reads_states: whether it is a head, which drafts from hidden states of the target.
-        chained: whether a head takes a forward for every token, and does not draft a block at once.
-        replayed: whether replay can tell what it drafts. Otherwise that depends on earlier
-            requests, or on where rounds began, and engines with it are only measured.
-        least_k: the smallest K at which it drafts.
-        least_text: a look-up drafts only in a text that is longer than K plus this number.
-    """
-
-    phrase: str
+    phrase: str  # the name of such a draft in a sentence, with its article
+    # Where they are: `own`, in the checkpoint that its id names; `target_checkpoint`, there unless
+    # its id names another; `target_layers`, shared with the loaded target; `copy`, the target in
+    # another dtype; `none` for a look-up, which has the name of its kind in the records
     weights: Literal["own", "target_checkpoint", "target_layers", "copy", "none"] = "own"
+    # The function that loads it, as "module:name"; "" for a model that transformers loads. For a
+    # look-up it takes the ids that end a text and returns a `LookupDrafter`; else it takes the
+    # `ModelConf` and the loaded target and returns a `LoadedHead` where it reads states, otherwise
+    # a `LoadedModel`.
     loader: str = ""
-    shape: str = ""
-    reads_states: bool = False
-    chained: bool = False
+    shape: str = ""  # the function that reads a head's sizes from its config.json; or ""
+    reads_states: bool = False  # whether it drafts from hidden states of the target
+    chained: bool = False  # whether a head takes a forward for every token, not one for a block
+    # Whether replay can tell what it drafts. Otherwise that depends on earlier requests, or on
+    # where rounds began, and engines with it are only measured.
     replayed: bool = True
-    least_k: int = 1
-    least_text: int = 0
+    least_k: int = 1  # the smallest K at which it drafts
+    least_text: int = 0  # a look-up drafts only in a text that is longer than K plus this number
 
     @property
     def looks_up(self) -> bool:
-        """True where there is no model, and tokens are looked up."""
         return self.weights == "none"
 
     @property
@@ -67,7 +56,6 @@ class DraftSpec:
 
     @property
     def noun(self) -> str:
-        """The phrase without its article."""
         return self.phrase.removeprefix("an ").removeprefix("a ")
 
     def has_own_checkpoint(self, draft: str, target: str) -> bool:
@@ -129,7 +117,6 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
 
 
 def looks_up(draft: str | None) -> bool:
-    """True where the draft of this name in a record is a look-up."""
     return draft in DRAFTS and DRAFTS[draft].looks_up
 
 

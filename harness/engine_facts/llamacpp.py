@@ -39,7 +39,7 @@ from harness.engine_facts.spec import (
     PairToServe,
     ServingLine,
 )
-from harness.records import LONGEST_NGRAM
+from harness.records import LONGEST_NGRAM, Rule
 
 COUNTING = Counting(first_position=1, shortens_last_draft=True)
 # The command without a draft; the file names are placeholders for the reader's conversions
@@ -57,11 +57,15 @@ SPEC_TYPES = {
     **dict.fromkeys(SIMPLE, "ngram-simple"),
     "ngram_mod": "ngram-mod",
 }
-# Without it the draft's argmax is proposed
-PROBABILISTIC = "--spec-draft-sampling probabilistic"
+# The prefix of the wheel's names of kinds of draft
+ENUM = "COMMON_SPECULATIVE_TYPE_"
+# Without it the draft's argmax is proposed; builds before 11368 do not have it
+SAMPLING, PROBABILISTIC = "--spec-draft-sampling", "probabilistic"
 
 
-def drafting_flags(kind: DraftKind, k: int, p_min: float = 0.0) -> dict[str, object]:
+def drafting_flags(
+    kind: DraftKind, k: int, p_min: float = 0.0, rule: Rule | None = None
+) -> dict[str, object]:
     """The flags of a server that drafts k tokens with a kind of draft, without files.
 
     `p_min` is the probability below which a draft model's token ends its draft.
@@ -69,10 +73,10 @@ def drafting_flags(kind: DraftKind, k: int, p_min: float = 0.0) -> dict[str, obj
     flags: dict[str, object] = {"--spec-type": SPEC_TYPES[kind], "--spec-draft-n-max": k}
     if p_min:
         flags["--spec-draft-p-min"] = p_min
-    sizes: dict[str, int] = {}
-    if kind == "ngram_mod":
-        sizes = {"n-min": 0, "n-max": k}
-    elif looks_up(kind):
+    if not looks_up(kind):
+        return flags | ({SAMPLING: PROBABILISTIC} if rule == "ratio" else {})
+    sizes = {"n-min": 0, "n-max": k}
+    if kind != "ngram_mod":
         ngram = DRAFTS[kind].least_k if kind in SIMPLE else LONGEST_NGRAM
         sizes = {"size-n": ngram, "size-m": k}
     return flags | {f"--spec-{SPEC_TYPES[kind]}-{name}": size for name, size in sizes.items()}
@@ -89,11 +93,9 @@ def _plain(pair: PairToServe) -> str:
 
 def _drafting(files: str = "") -> Callable[[PairToServe], str]:
     def line(pair: PairToServe) -> str:
-        flags = drafting_flags(pair.kind, pair.k, pair.p_min)
+        flags = drafting_flags(pair.kind, pair.k, pair.p_min, pair.rule)
         given = files.replace(DRAFT, _file(pair.draft, DRAFT))
         words = [_plain(pair), given, *(f"{name} {value}" for name, value in flags.items())]
-        if pair.rule == "ratio" and not looks_up(pair.kind):
-            words.append(PROBABILISTIC)
         return " ".join(filter(None, words))
 
     return line
@@ -108,15 +110,15 @@ def _notes_of_a_model(pair: PairToServe) -> Sequence[str]:
         f"TARGET.gguf and DRAFT.gguf stand for your conversions of {pair.target} and"
         f" {pair.draft}; quantised weights accept differently."
     )
+    by_ratio = (
+        f"With {SAMPLING} {PROBABILISTIC} it accepts by a ratio, but draws among the draft's ten"
+        " likeliest tokens only; python -m harness.server engine=llamacpp decode.rule=ratio"
+        " measures it."
+    )
     if pair.of_files:
         return ()
-    if pair.temperature == 0 or pair.synthetic or pair.rule == "ratio":
-        return (files,)
-    return (
-        files,
-        f"With {PROBABILISTIC} it accepts by a ratio, but draws among the draft's ten likeliest"
-        " tokens only; python -m harness.server engine=llamacpp decode.rule=ratio measures it.",
-    )
+    known = pair.temperature == 0 or pair.synthetic or pair.rule == "ratio"
+    return (files,) if known else (files, by_ratio)
 
 
 SPEC = EngineSpec(
@@ -168,13 +170,13 @@ SPEC = EngineSpec(
         ),
     },
     reads_gguf=True,
-    in_production="--ctx-size, --parallel and --threads",
+    in_production=("--ctx-size", "--parallel", "--threads"),
     slots_flag="--parallel",
     unified_flag="--kv-unified",
     cache_flags=("--cache-type-k", "--spec-draft-type-k"),
     client="harness.engines.llamacpp",
     lists_logprobs=True,
-    drafts=("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE, "ngram_mod"),
+    drafts=tuple(kind for kind in SPEC_TYPES if kind != "ngram"),
     synthetic="everywhere",
     tries_threads=True,
     wheel="xllamacpp",

@@ -33,7 +33,6 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from harness.engine_facts.draft_kinds import DRAFTS, DraftKind
 from harness.engine_facts.spec import (
@@ -156,7 +155,7 @@ SPEC = EngineSpec(
         "schedule": VaryingK(TIERS, frozenset(_DRAWN_KINDS), _EAGLE_DRAFTS),
         "adaptive": VaryingK(ADAPTIVE, frozenset(_DRAWN_KINDS), _EAGLE_DRAFTS, largest_k=7),
     },
-    in_production="--context-length, --max-running-requests and --mem-fraction-static",
+    in_production=("--context-length", "--max-running-requests", "--mem-fraction-static"),
     slots_flag="--max-running-requests",
     client="harness.engines.sglang",
     lists_logprobs=True,
@@ -167,26 +166,13 @@ SPEC = EngineSpec(
     memory_flag="--mem-fraction-static",
     rented="sglang==0.5.23",
 )
-REJECTION_SAMPLING = replace(
-    SPEC,
-    name="sglang_rejection",
-    rules=("ratio",),
-    variant_of=SPEC.name,
-    phrase=f"SGLang with {RULE_FLAGS['ratio']}",
-    row_name="SGLang with rejection sampling",
-    alike=frozenset(_DRAWN_KINDS),
-    lines={kind: SPEC.lines[kind] for kind in _DRAWN_KINDS},
-    line_title=f", {RULE_FLAGS['ratio']}",
-    client=None,
-    rented="",
+REJECTION_SAMPLING = SPEC.variant(
+    *("sglang_rejection", "SGLang with rejection sampling", RULE_FLAGS["ratio"]),
+    _DRAWN_KINDS,
+    rule="ratio",
 )
-BLOCK_VERIFICATION = replace(
-    REJECTION_SAMPLING,
-    name="sglang_block",
-    rules=("block",),
-    phrase=f"SGLang with {RULE_FLAGS['block']}",
-    row_name="SGLang with block verification",
-    alike=frozenset(_BLOCK_KINDS),
-    lines={kind: SPEC.lines[kind] for kind in _BLOCK_KINDS},
-    line_title=f", {RULE_FLAGS['block']}",
+BLOCK_VERIFICATION = SPEC.variant(
+    *("sglang_block", "SGLang with block verification", RULE_FLAGS["block"]),
+    _BLOCK_KINDS,
+    rule="block",
 )

@@ -18,8 +18,8 @@ From the sources. For llama.cpp and vLLM the counts were compared with replay of
 token for token; SGLang's were not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from harness.engine_facts.draft_kinds import DRAFTS, DraftKind
@@ -46,16 +46,12 @@ ANCHORED_BLOCK = (
 
 @dataclass(frozen=True)
 class Counting:
-    """The position at which an engine's rounds begin, and the length of its last drafts.
+    """The position at which an engine's rounds begin, and the length of its last drafts."""
 
-    Attributes:
-        first_position: position in a returned text, from 0, at which the first round begins; the
-            tokens before it come from the prefill and belong to no round.
-        shortens_last_draft: whether a draft is shortened to the tokens left in the budget.
-    """
-
+    # Position in a returned text, from 0, at which the first round begins; the tokens before it
+    # come from the prefill and belong to no round
     first_position: int
-    shortens_last_draft: bool
+    shortens_last_draft: bool  # whether a draft is shortened to the tokens left in the budget
 
     def decoded(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens of a returned text that rounds emitted."""
@@ -107,8 +103,7 @@ class PairToServe:
 
     @property
     def of_files(self) -> bool:
-        """True of GGUF files, which the command names as they are."""
-        return self.target.endswith(".gguf")
+        return self.target.endswith(".gguf")  # which the command names as they are
 
     @property
     def weights(self) -> str | None:
@@ -140,19 +135,12 @@ class Completions:
 
 @dataclass(frozen=True)
 class VaryingK:
-    """A way in which an engine changes K while it serves.
+    """A way in which an engine changes K while it serves."""
 
-    Attributes:
-        flag: the flag that enables it.
-        kinds: the kinds of draft that it works with.
-        takes: these kinds as text.
-        largest_k: the largest K that it may draft; None where it is the largest configured one.
-    """
-
-    flag: str
-    kinds: frozenset[DraftKind]
-    takes: str
-    largest_k: int | None = None
+    flag: str  # that enables it
+    kinds: frozenset[DraftKind]  # of draft that it works with
+    takes: str  # these kinds as text
+    largest_k: int | None = None  # that it may draft; None: the largest configured one
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +198,8 @@ class EngineSpec:
     varying: Mapping[Varying, VaryingK] = field(default_factory=dict[Varying, VaryingK])
     # Makes notes on K by load, from K by the least load and the largest load
     schedule_notes: Callable[[Mapping[int, int], int], Sequence[str]] = lambda *_: ()
-    # Flags for context, slots and the like, as text, which a measurement sets for its own requests
-    in_production: str = ""
+    # Its flags for context, slots, and memory or threads, which a measurement sets for its requests
+    in_production: tuple[str, ...] = ()
     slots_flag: str | None = None  # the flag for the number of slots
     # The flag without which only neighbouring slots share a forward; None where all requests do
     unified_flag: str | None = None
@@ -243,23 +231,58 @@ class EngineSpec:
 
     @property
     def rule(self) -> Rule | None:
-        """The rule by which it accepts by default; None where that cannot be known."""
         return self.rules[0] if self.rules else None
 
     @property
     def in_headlines(self) -> str:
-        """The engine's name in a sentence."""
         return self.phrase or self.title
 
     @property
     def in_rows(self) -> str:
-        """The engine's name in a row of several engines."""
         return self.row_name or self.title
+
+    def variant(
+        self,
+        name: str,
+        row_name: str,
+        setting: str,
+        kinds: Collection[DraftKind],
+        *,
+        rule: Rule,
+        note: str = "",
+    ) -> "EngineSpec":
+        """The engine with a setting by which it accepts by another rule, for some kinds of draft.
+
+        `note` is added to the serving lines.
+        """
+        lines = {kind: self.lines[kind] for kind in kinds}
+        return replace(
+            self,
+            name=name,
+            rules=(rule,),
+            variant_of=self.name,
+            phrase=f"{self.title} with {setting}",
+            row_name=row_name,
+            alike=frozenset(kinds),
+            lines={
+                k: replace(each, note=f"{each.note} {note}".strip()) for k, each in lines.items()
+            },
+            line_title=f", {setting}",
+            client=None,
+            rented="",
+        )
 
     def has_k_by_load(self, kind: DraftKind) -> bool:
         """True where one server can follow a schedule of K by load with this kind of draft."""
         schedule = self.varying.get("schedule")
         return schedule is not None and kind in schedule.kinds
+
+
+def ranges(k_by_load: Mapping[int, int], largest: int) -> list[list[int]]:
+    """[lowest load, highest load, K] wherever K changes; the last one reaches `largest`."""
+    merged = changes(k_by_load)
+    ends = [*(low - 1 for low in [*merged][1:]), max(largest, *merged)]
+    return [[low, high, k] for (low, k), high in zip(merged.items(), ends, strict=True)]
 
 
 def changes(k_by_load: Mapping[int, int]) -> dict[int, int]:

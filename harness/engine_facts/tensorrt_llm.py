@@ -72,15 +72,13 @@ SPEC = EngineSpec(
     rules=("greedy_draft",),
     draft_by_temperature=True,
     # Without the look-up, which keeps other continuations
-    alike=frozenset(("model", "eagle3", "mtp", "dflash", "pard")),
+    alike=frozenset(TYPES) - {"ngram"},
     version="1.3",
     plain=_plain,
     lines={
-        "model": ServingLine(_drafting),
-        "eagle3": ServingLine(_drafting),
+        **dict.fromkeys(TYPES, ServingLine(_drafting)),
         "mtp": ServingLine(_drafting, "It reads DeepSeek's MTP layers."),
         "dflash": ServingLine(_drafting, BLOCK),
-        "pard": ServingLine(_drafting),
         "ngram": ServingLine(
             _drafting, "It keeps one continuation of each n-gram, so it drafts other tokens."
         ),
@@ -88,5 +86,5 @@ SPEC = EngineSpec(
     schedule_notes=_schedule_notes,
     client="harness.engines.openai",
     starts=False,
-    drafts=("model", "eagle3", "mtp", "dflash", "pard", "ngram"),
+    drafts=tuple(TYPES),
 )

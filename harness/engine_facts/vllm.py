@@ -47,7 +47,6 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from harness.engine_facts.draft_kinds import DRAFTS, DraftKind
@@ -59,7 +58,7 @@ from harness.engine_facts.spec import (
     PairToServe,
     ServingLine,
     VaryingK,
-    changes,
+    ranges,
 )
 from harness.records import LONGEST_NGRAM, Rule
 
@@ -88,13 +87,9 @@ VERIFIES_FEWER = (
 def speculative_config(
     kind: DraftKind, draft: str | None, k: int, rule: Rule | None = None
 ) -> dict[str, Any]:
-    """The value of `--speculative-config`.
+    """The value of `--speculative-config`; `rule` None takes the default.
 
-    Args:
-        kind: the kind of draft.
-        draft: hub id or folder of its weights; None for look-ups and the target's own MTP layers.
-        k: tokens that a round drafts.
-        rule: the acceptance rule; None for the default.
+    `draft` is the hub id or folder of its weights, None for look-ups and the target's own layers.
     """
     config: dict[str, Any] = {"method": METHODS.get(kind, kind)}
     if draft is not None and DRAFTS[kind].has_checkpoint:
@@ -124,10 +119,7 @@ def _schedule(
     pair: PairToServe, commands: Mapping[int, str], k_by_load: Mapping[int, int], largest: int
 ) -> str:
     """The command of one server with K by batch size, from the measured command if there is one."""
-    by_change = changes(k_by_load)
-    ends = [*(low - 1 for low in [*by_change][1:]), max(largest, *by_change)]
-    ranges = [[low, high, k] for (low, k), high in zip(by_change.items(), ends, strict=True)]
-    by_batch: dict[str, Any] = {BY_BATCH: ranges}
+    by_batch: dict[str, Any] = {BY_BATCH: ranges(k_by_load, largest)}
     if not commands:
         return _drafting(pair, **by_batch)
     words = shlex.split(commands[pair.k])
@@ -162,6 +154,9 @@ def _mtp_notes(pair: PairToServe) -> Sequence[str]:
     )
 
 
+_KINDS = (
+    *("model", "eagle", "eagle3", "peagle", "pard", "mtp", "medusa", "dflash", "dspark", "ngram"),
+)
 SPEC = EngineSpec(
     name="vllm",
     title="vLLM",
@@ -170,42 +165,37 @@ SPEC = EngineSpec(
     counting=COUNTING,
     mixes_prompts=True,
     draft_by_temperature=True,
-    alike=frozenset(
-        ("model", "eagle", "eagle3", "peagle", "pard", "mtp", "medusa", "dflash", "dspark", "ngram")
-    ),
+    alike=frozenset(_KINDS),
     unknown_above_zero=(
         "vLLM's builds for CPUs (0.32 samples wrongly while it drafts, vllm#55005)"
     ),
     version="0.33",
     plain=_serve,
     lines={
-        "model": ServingLine(_drafting),
+        **dict.fromkeys(_KINDS, ServingLine(_drafting)),
         "eagle": ServingLine(_drafting, "It refuses a head whose fc has a bias."),
-        **dict.fromkeys(("eagle3", "peagle", "pard"), ServingLine(_drafting)),
         "mtp": ServingLine(_drafting, more=_mtp_notes),
-        "medusa": ServingLine(_drafting),
         "dflash": ServingLine(_drafting, BLOCK),
         "dspark": ServingLine(
             _drafting,
             f"On its V2 runner alone. {ANCHORED_BLOCK} {VERIFIES_FEWER} It is measured by"
             " k=[4,7,adaptive] with loads, as concurrency=[1,16].",
         ),
-        "ngram": ServingLine(_drafting),
     },
     schedule=_schedule,
     schedule_notes=_schedule_notes,
     varying={
         "schedule": VaryingK(
             BY_BATCH,
-            frozenset(("model", "eagle", "eagle3", "peagle", "pard", "mtp", "dflash", "ngram")),
+            frozenset(_KINDS) - {"medusa", "dspark"},
             "drafts other than Medusa heads",
         ),
         "adaptive": VaryingK(ADAPTIVE, frozenset(("dspark",)), "DSpark drafters"),
     },
-    in_production="--max-model-len, --max-num-seqs and --gpu-memory-utilization",
+    in_production=("--max-model-len", "--max-num-seqs", "--gpu-memory-utilization"),
     client="harness.engines.vllm",
     lists_logprobs=True,
-    drafts=("model", "eagle", "eagle3", "peagle", "pard", "mtp", "dflash", "dspark", "ngram"),
+    drafts=tuple(kind for kind in _KINDS if kind != "medusa"),
     synthetic="on CUDA",
     mtp_multiples=True,
     one_dtype=True,
@@ -219,30 +209,14 @@ _V2_ONLY = (
     "Block verification is its V2 runner's: where the log says that V1 is used instead, the setting"
     " is ignored."
 )
-PROBABILISTIC = replace(
-    SPEC,
-    name="vllm_probabilistic",
-    rules=("ratio",),
-    variant_of=SPEC.name,
-    phrase="vLLM with draft_sample_method=probabilistic",
-    row_name="probabilistic vLLM",
-    # Medusa heads never sample
-    alike=SPEC.alike - {"medusa"},
-    lines={kind: line for kind, line in SPEC.lines.items() if kind != "medusa"},
-    line_title=", draft_sample_method=probabilistic",
-    client=None,
-    rented="",
+PROBABILISTIC = SPEC.variant(
+    *("vllm_probabilistic", "probabilistic vLLM", "draft_sample_method=probabilistic"),
+    [kind for kind in SPEC.lines if kind != "medusa"],  # Medusa heads never sample
+    rule="ratio",
 )
-BLOCK_VERIFICATION = replace(
-    PROBABILISTIC,
-    name="vllm_block",
-    rules=("block",),
-    phrase="vLLM with rejection_sample_method=block",
-    row_name="vLLM with block verification",
-    alike=frozenset(_BLOCK_KINDS),
-    lines={
-        kind: replace(SPEC.lines[kind], note=" ".join((SPEC.lines[kind].note, _V2_ONLY)).strip())
-        for kind in _BLOCK_KINDS
-    },
-    line_title=", rejection_sample_method=block",
+BLOCK_VERIFICATION = SPEC.variant(
+    *("vllm_block", "vLLM with block verification", "rejection_sample_method=block"),
+    _BLOCK_KINDS,
+    rule="block",
+    note=_V2_ONLY,
 )

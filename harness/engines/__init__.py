@@ -12,8 +12,8 @@ The facts of an engine (acceptance rules, kinds of draft, serving lines) are dat
    they are repeated and how long they may take. `counters.py`: the page of a server's counters;
    `running.py` reads that of a server that serves others.
 4. `process.py` and `supervisor.py`: a server process that listens on this machine only and ends
-   with the run, however the run ends. `turns.py`: servers that share the time of a machine.
-   `cpu_clock.py`: the processor time of decoding. `waiting.py`: the list of pending waits.
+   with the run, however the run ends, and its processor time. `turns.py`: servers that share the
+   time of a machine. `waiting.py`: the list of pending waits.
 5. `adapters.py`: how the command `server` starts an engine or attaches to one.
 6. `stored_answers.py`: answers that a server stored elsewhere, read by the same parsers.
 7. `xllamacpp_server.py`: `llama-server` from the Python wheel, for machines without the binary.

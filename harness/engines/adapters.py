@@ -22,39 +22,19 @@ from harness.records import Rule, UserError, Varying
 
 @dataclass(frozen=True)
 class ToServe:
-    """The pair and the settings that an engine is to serve.
-
-    Attributes:
-        folder: the run folder; servers' logs go into a folder of it.
-        context_tokens: of the longest request, prompt and budget.
-        slots: requests side by side at most.
-        threads: of each server; None leaves them to the engine.
-        memory: of the card that the next server starts on; None where there is none.
-        varying: how the K of the next server changes while it serves.
-        scored_in: the dtype in which the target is loaded to score texts, or will be; None where
-            it will not be loaded, or the configuration names the dtype.
-        loop: the harness's loop with the loaded pair; None where it is not loaded.
-    """
+    """The pair and the settings that an engine is to serve."""
 
     config: ServerConfig
-    folder: Path
-    context_tokens: int
-    slots: int
-    threads: int | None
-    memory: CardMemory | None = None
-    varying: Varying = ""
+    folder: Path  # of the run; servers' logs go into a folder of it
+    context_tokens: int  # of the longest request, prompt and budget
+    slots: int  # requests side by side at most
+    threads: int | None  # of each server; None leaves them to the engine
+    memory: CardMemory | None = None  # of the card that the next server starts on, if any
+    varying: Varying = ""  # how the K of the next server changes while it serves
+    # The dtype in which the target is loaded to score texts, or will be; None where it will not be
+    # loaded, or the configuration names the dtype
     scored_in: str | None = None
-    loop: Engine | None = None
-
-    @property
-    def rule(self) -> Rule:
-        """The acceptance rule of the servers."""
-        return cast("Rule", self.config.decode.rule)
-
-    @property
-    def kind(self) -> DraftKind:
-        """The kind of draft that is served."""
-        return served_kind(self.config)
+    loop: Engine | None = None  # the harness's loop with the loaded pair, where it is loaded
 
     @property
     def dtype(self) -> str | None:
@@ -68,38 +48,26 @@ class ToServe:
         asked = self.config.model.dtype
         return self.scored_in or (None if asked == "auto" else asked)
 
-    @property
-    def logs(self) -> Path:
-        """The folder of the servers' logs."""
-        logs = self.folder / "logs"
-        logs.mkdir(exist_ok=True)
-        return logs
-
 
 @dataclass(frozen=True)
 class Adapter:
-    """The functions by which an engine is used.
-
-    Attributes:
-        spec: the record of the engine.
-        attach: takes the configuration and the target's tokenizer, and returns the function that
-            makes the client of a running server; None where the engine has no servers.
-        start: returns the engine that starts servers; None where they cannot be started here.
-        start_draft: returns the engine that serves the draft model alone, without speculation, with
-            the kernels that draft on a speculating server; None on other engines, and where the
-            draft is not a file of the user's.
-        check: checks before the run that servers can be started; raises UserError.
-    """
+    """The functions by which an engine is used."""
 
     spec: EngineSpec
+    # Takes the configuration and the target's tokenizer, and returns the function that makes the
+    # client of a running server; None where the engine has no servers
     attach: Callable[[ServerConfig, Any], Callable[[Running, int], HttpServer]] | None = None
+    # Returns the engine that starts servers; None where they cannot be started here
     start: Callable[[ToServe], Engine] | None = None
+    # Returns the engine that serves the draft model alone, without speculation, with the kernels
+    # that draft on a speculating server; None on other engines, and where the draft is not a file
+    # of the user's
     start_draft: Callable[[ToServe], Engine | None] = lambda _: None
+    # Checks before the run that servers can be started; raises UserError
     check: Callable[[ServerConfig], object] = lambda _: None
 
 
 def served_kind(config: ServerConfig) -> DraftKind:
-    """The kind of draft that is served."""
     target, draft = config.model, config.draft
     same = (draft.id, draft.gguf) == (target.id, target.gguf)
     if same and (draft.quantization or draft.dtype not in ("auto", target.dtype)):
@@ -115,21 +83,16 @@ def adapter_of(config: ServerConfig) -> Adapter:
             takes none or lacks some, or an environment variable that is not set.
     """
     spec, name = ENGINES[config.engine], config.engine
-    adapter, kind = _adapter(spec), served_kind(config)
+    adapter, kind, draft = _adapter(spec), served_kind(config), f"draft={config.draft.name}"
     if kind not in spec.drafts:
-        able = [
-            other
-            for other, each in measurable().items()
-            if kind in each.drafts and _adapter(each).start is not None
-        ]
+        able = [other for other, each in measurable().items() if kind in each.drafts]
+        able = [other for other in able if _adapter(ENGINES[other]).start is not None]
         instead = f"; engine={' or '.join(able)} does" if able else ""
         lookups = [each for each in spec.drafts if DRAFTS[each].looks_up]
         if DRAFTS[kind].looks_up and lookups:
             instead = f"; its own look-up is draft={' or '.join(lookups)}"
-        raise UserError(
-            f"draft={config.draft.name}: engine={name} does not draft with {DRAFTS[kind].phrase}"
-            f" here{instead}"
-        )
+        phrase = DRAFTS[kind].phrase
+        raise UserError(f"{draft}: engine={name} does not draft with {phrase} here{instead}")
     rule = config.decode.rule
     if rule is not None and rule not in spec.rules:
         known = " or ".join(spec.rules) or "a rule that it does not tell"
@@ -139,8 +102,8 @@ def adapter_of(config: ServerConfig) -> Adapter:
     if variant is not None and kind not in variant.lines:
         able = " or ".join(DRAFTS[each].phrase for each in variant.lines if each in spec.drafts)
         raise UserError(
-            f"decode.rule={rule}: engine={name} accepts the drafts of {able} by it, and"
-            f" draft={config.draft.name} is {DRAFTS[kind].phrase}; leave decode.rule out"
+            f"decode.rule={rule}: engine={name} accepts the drafts of {able} by it, and {draft} is"
+            f" {DRAFTS[kind].phrase}; leave decode.rule out"
         )
     for varying in config.varying:
         _check_varying(config, spec, varying)
@@ -224,21 +187,20 @@ def api_key(name: str | None) -> str | None:
 
 def started_with(serve: ToServe) -> dict[str, Any]:
     """The arguments of every `StartedEngine` besides its models."""
+    config, kind, logs = serve.config, served_kind(serve.config), serve.folder / "logs"
+    logs.mkdir(exist_ok=True)
+    shared = ("context_tokens", "threads", "slots", "memory", "varying")
     return {
-        "logs": serve.logs,
-        "context_tokens": serve.context_tokens,
-        "threads": serve.threads,
-        "revision": serve.config.model.revision,
-        "draft_revision": serve.config.draft.revision if not DRAFTS[serve.kind].looks_up else None,
-        "kind": serve.kind,
-        "rule": serve.rule,
-        "slots": serve.slots,
-        "memory": serve.memory,
-        "more_flags": tuple(serve.config.flags),
-        "timeout_factor": serve.config.timeout_factor,
-        "p_min": serve.config.threshold,
-        "varying": serve.varying,
-        "schedule": tuple((low, high, k) for low, high, k in serve.config.schedule or ()),
+        **{name: getattr(serve, name) for name in shared},
+        "logs": logs,
+        "revision": config.model.revision,
+        "draft_revision": None if DRAFTS[kind].looks_up else config.draft.revision,
+        "kind": kind,
+        "rule": config.decode.rule,
+        "more_flags": tuple(config.flags),
+        "timeout_factor": config.timeout_factor,
+        "p_min": config.threshold,
+        "schedule": tuple((low, high, k) for low, high, k in config.schedule or ()),
         "dtype": serve.dtype or "auto",
     }
 
@@ -248,7 +210,7 @@ def checkpoints(serve: ToServe) -> tuple[str, str | None]:
     from harness.models.load import source_of
 
     target, draft = serve.config.model, serve.config.draft
-    own = DRAFTS[serve.kind].has_own_checkpoint(draft.id, target.id)
+    own = DRAFTS[served_kind(serve.config)].has_own_checkpoint(draft.id, target.id)
     return source_of(target), source_of(draft) if own else None
 
 

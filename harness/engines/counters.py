@@ -13,10 +13,12 @@ there were none.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
+from harness.engines.protocol import RefusedError
 from harness.records import MOST_K, Scrape
 
 # With OpenMetrics' fractions of seconds, and its exemplar after #, which is no value of the counter
@@ -38,15 +40,21 @@ class Samples:
     @classmethod
     def of(cls, page: str) -> "Samples":
         """The samples of a page's text; lines of another form are ignored."""
-        matches = (_SAMPLE.fullmatch(line) for line in page.splitlines())
-        parts = (match.groups() for match in matches if match)
-        return cls(
-            tuple(
-                (name, dict(_LABEL.findall(labels or "")), number)
-                for name, labels, value in parts
-                if math.isfinite(number := _number(value))
-            )
-        )
+        lines: list[tuple[str, Mapping[str, str], float]] = []
+        for match in filter(None, map(_SAMPLE.fullmatch, page.splitlines())):
+            name, labels, value = match.groups()
+            with suppress(ValueError):
+                if math.isfinite(float(value)):
+                    lines.append((name, dict(_LABEL.findall(labels or "")), float(value)))
+        return cls(tuple(lines))
+
+    @classmethod
+    def shown(cls, page: Callable[[], object]) -> "Samples":
+        """The samples of the page that a server answers with; none where it has no such page."""
+        try:
+            return cls.of(str(page()))
+        except RefusedError:
+            return cls(())
 
     @cached_property
     def models(self) -> tuple[str, ...]:
@@ -60,7 +68,6 @@ class Samples:
 
     @cached_property
     def sums(self) -> dict[str, float]:
-        """The sum of each name's values over its labels."""
         sums: dict[str, float] = {}
         for name, _, value in self.lines:
             sums[name] = sums.get(name, 0.0) + value
@@ -87,51 +94,25 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(map(int, release[0].split("."))) if release else ()
 
 
-def _number(value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        return math.nan
-
-
 @dataclass(frozen=True)
 class CounterNames:
-    """The names of an engine's counters of drafting.
+    """The names of an engine's counters of drafting; None for what is not counted."""
 
-    Attributes:
-        tokens: tokens of answers; a page without this name has no counters.
-        rounds: rounds that drafted.
-        shown_with: the flag with which, or without which, a server shows the counters.
-        drafts_with: the flag that starts a server with a draft.
-        since: the first release that is known to show the rounds of a server that drafts.
-        signs: names, of earlier releases too, whose value is above 0 only where a server drafts.
-        requests: requests that have their first token, or that ended; None if not counted.
-        drafted, accepted: tokens; None if not counted.
-        by_position: rounds that accepted the token at the position of a label; None if not counted.
-        k: tokens that a round drafts, a gauge; None if not reported.
-        at_end: whether a request is counted when it ends, and not step by step.
-    """
-
-    tokens: str
-    rounds: str
-    shown_with: str
-    drafts_with: str
-    since: str
-    signs: tuple[str, ...]
-    requests: str | None = None
-    drafted: str | None = None
+    tokens: str  # of answers; a page without this name has no counters
+    rounds: str  # that drafted
+    shown_with: str  # the flag with which, or without which, a server shows the counters
+    drafts_with: str  # the flag that starts a server with a draft
+    since: str  # the first release that is known to show the rounds of a server that drafts
+    signs: tuple[str, ...]  # of earlier releases too: above 0 only where a server drafts
+    requests: str | None = None  # that have their first token, or that ended
+    drafted: str | None = None  # tokens
     accepted: str | None = None
-    by_position: str | None = None
-    k: str | None = None
-    at_end: bool = True
+    by_position: str | None = None  # rounds that accepted the token at the position of a label
+    k: str | None = None  # tokens that a round drafts, a gauge
+    at_end: bool = True  # whether a request is counted when it ends, and not step by step
 
     def unknown_rounds(self, samples: Samples, version: str) -> str | None:
-        """Why a page without rounds does not say that there were none; None where it says so.
-
-        Args:
-            samples: of the page.
-            version: of the server, as it reports it.
-        """
+        """Why a page without rounds does not say that there were none; None where it says so."""
         if self.rounds in samples.sums or samples.largest(self.k or ""):
             return None
         sign = next((name for name in self.signs if samples.sums.get(name)), None)

@@ -76,15 +76,10 @@ class NobodyListensError(ServerDiedError):
 
 @dataclass(frozen=True)
 class WantedModel:
-    """The model that is asked of a server which may list several: a router, a proxy, adapters.
+    """The model that is asked of a server which may list several: a router, a proxy, adapters."""
 
-    Attributes:
-        served_name: its name there, where the user gives it.
-        names: of the target: hub id, folder, file.
-    """
-
-    served_name: str | None = None
-    names: tuple[str, ...] = ()
+    served_name: str | None = None  # its name there, where the user gives it
+    names: tuple[str, ...] = ()  # of the target: hub id, folder, file
 
     def among(self, listed: Sequence[Mapping[str, Any]], where: str) -> str:
         """The id of its entry in the list of /v1/models.
@@ -92,14 +87,13 @@ class WantedModel:
         Raises:
             UserError: several entries, and none or more than one that has one of its names.
         """
-        ids = [str(entry.get("id")) for entry in listed]
-        if self.served_name is not None:
-            if self.served_name not in ids:
-                raise UserError(
-                    f"served_name={self.served_name}: {where} lists {_listed(ids)}; give one of"
-                    " these"
-                )
-            return self.served_name
+        ids, given = [str(entry.get("id")) for entry in listed], self.served_name
+        more = ", ..." if len(ids) > LISTED else ""
+        known = f"{len(ids)} models ({', '.join(ids[:LISTED])}{more})"
+        if given is not None:
+            if given not in ids:
+                raise UserError(f"served_name={given}: {where} lists {known}; give one of these")
+            return given
         if len(ids) == 1:
             return ids[0]
         wanted = {_plain_name(name) for name in self.names}
@@ -114,20 +108,13 @@ class WantedModel:
         if not found and len(whole) == 1:
             found = whole
         if len(found) != 1:
-            raise UserError(
-                f"{where}: it lists {_listed(ids)}; give the one to ask: served_name={ids[0]}"
-            )
+            raise UserError(f"{where}: it lists {known}; give the one to ask: served_name={ids[0]}")
         return found[0]
 
 
 def _plain_name(name: str) -> str:
     """The last part of a hub id or a path, without the ending of a file and in lower case."""
     return name.replace("\\", "/").rstrip("/").rpartition("/")[2].lower().removesuffix(".gguf")
-
-
-def _listed(ids: Sequence[str]) -> str:
-    shown = ", ".join(ids[:LISTED])
-    return f"{len(ids)} models ({shown}{', ...' if len(ids) > LISTED else ''})"
 
 
 class HttpClient:
@@ -182,8 +169,7 @@ class HttpClient:
         try:
             return self._masked(json.loads(text))
         except (ValueError, RecursionError) as error:
-            start = self._shown(text)[:40]
-            raise RequestFailedError(f"{self.where}: its answer is garbled ({start!r})") from error
+            raise self._garbled(repr(self._shown(text)[:40])) from error
 
     def streamed(
         self,
@@ -215,23 +201,25 @@ class HttpClient:
         try:
             text = self._answer("POST", path, json.dumps(body).encode(), timeout_s, read)
         except (ValueError, RecursionError) as error:
-            raise RequestFailedError(f"{self.where}: its answer is garbled ({error})") from error
+            raise self._garbled(error) from error
         if not events:
-            start = self._shown(text)[:40]
-            raise RequestFailedError(f"{self.where}: its answer is garbled ({start!r})")
+            raise self._garbled(repr(self._shown(text)[:40]))
         return events
+
+    def _garbled(self, why: object) -> RequestFailedError:
+        return RequestFailedError(f"{self.where}: its answer is garbled ({why})")
 
     def deadline_s(self, prompt_tokens: int, budget: int) -> float:
         """The seconds within which the answer to a request must be complete."""
-        tokens_s = TOKEN_S * budget + PROMPT_TOKEN_S * prompt_tokens
-        return self._factor * max(LEAST_S, tokens_s)
+        return self._factor * max(LEAST_S, TOKEN_S * budget + PROMPT_TOKEN_S * prompt_tokens)
 
     def repeated(self, ask: Callable[[], T], *, listening: bool = False) -> tuple[T, int]:
         """Call `ask`, and again after temporary failures; its result, and the number of calls.
 
         With `listening` it is not repeated where nothing listens at the address.
         """
-        pauses_s, asked = PAUSES_S * self._factor, 1
+        most_s, asked = PAUSES_S * self._factor, 1
+        left_s = most_s
         while True:
             try:
                 return ask(), asked
@@ -239,30 +227,25 @@ class HttpClient:
                 mistyped = listening and isinstance(error, NobodyListensError)
                 if mistyped or not error.repeatable or not self._alive():
                     raise
-                if asked > RETRIES:
-                    error.args = (f"{error} (asked {asked} times)",)
-                    raise
-                pause_s = 0.0
-                if asked > 1:
-                    pause_s = BACKOFF_S * self._factor * (2 ** (asked - 1) + random())
-                if isinstance(error, RequestFailedError) and error.retry_after_s is not None:
-                    pause_s = max(pause_s, error.retry_after_s)
-                if pause_s > pauses_s:
-                    most_s = PAUSES_S * self._factor
-                    why = f"asked {asked} times, with pauses of {most_s:.0f} s at most in all"
-                    if pause_s > most_s:
-                        why = f"it asks for {pause_s:.0f} s, which is too long"
+                backoff_s = BACKOFF_S * self._factor * (2 ** (asked - 1) + random())
+                wanted_s = error.retry_after_s if isinstance(error, RequestFailedError) else None
+                pause_s = max(backoff_s if asked > 1 else 0.0, wanted_s or 0.0)
+                if asked > RETRIES or pause_s > left_s:
+                    why = f"asked {asked} times"
+                    if asked <= RETRIES:
+                        why += f", with pauses of {most_s:.0f} s at most in all"
+                        if pause_s > most_s:
+                            why = f"it asks for {pause_s:.0f} s, which is too long"
                     error.args = (f"{error} ({why})",)
                     raise
-                pauses_s -= pause_s
+                left_s -= pause_s
                 asked += 1
                 with waiting_for(f"{self.url} to be asked again ({error})", pause_s):
                     time.sleep(pause_s)
 
     def stated(self, path: str) -> Any:
         """The server's properties at `path`, by a repeated `get`."""
-        answer, _ = self.repeated(lambda: self.get(path), listening=True)
-        return answer
+        return self.repeated(lambda: self.get(path), listening=True)[0]
 
     def stated_or_empty(self, path: str) -> Mapping[str, Any]:
         """The server's properties at `path`; empty where it has no JSON object there."""
@@ -346,7 +329,7 @@ class HttpClient:
         if time.monotonic() - begin >= timeout_s:  # a cut answer may look like a short one
             raise self._too_late(timeout_s)
         if len(data) == MOST_BYTES:
-            raise RequestFailedError(f"{self.where}: its answer is garbled (over 64 MiB)")
+            raise self._garbled("over 64 MiB")
         text = data.decode(errors="replace")
         if response.status != 200:
             raise self._refused(response, text)
@@ -408,7 +391,6 @@ class HttpClient:
     # ---- protection of the API key ---------------------------------------------------------------
 
     def _shown(self, text: str) -> str:
-        """A text of the server in one line, without the key."""
         return " ".join((text.replace(self._key, MASKED) if self._key else text).split())
 
     def _masked(self, value: Any) -> Any:
@@ -424,14 +406,9 @@ class HttpClient:
 
     def _pools_to(self, scheme: str, netloc: str, host: str) -> urllib3.PoolManager:
         """The connection pools, through the environment's proxy if it has one for this address."""
-        idle_s = IDLE_S * self._factor
-        proxy = None
+        pools, proxy = urllib3.PoolManager(), getproxies().get(scheme)
         # A proxy of the environment cannot reach this machine's own loopback
-        if host not in ON_THIS_MACHINE and not proxy_bypass(netloc):
-            proxy = getproxies().get(scheme)
-        if proxy is None:
-            pools = urllib3.PoolManager()
-        else:
+        if proxy is not None and host not in ON_THIS_MACHINE and not proxy_bypass(netloc):
             parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
             login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
             headers = make_headers(proxy_basic_auth=login) if parts.username else None
@@ -441,7 +418,7 @@ class HttpClient:
             except URLSchemeUnknown as error:
                 name = f"{scheme}_proxy"
                 raise UserError(f"{name}: not an HTTP proxy; unset it, or set no_proxy") from error
-        pools.pool_classes_by_scheme = _limited(idle_s)
+        pools.pool_classes_by_scheme = _limited(IDLE_S * self._factor)
         return pools
 
 
@@ -458,46 +435,40 @@ def _limited(idle_s: float) -> dict[str, type[HTTPConnectionPool]]:
     The timeout of a socket alone would begin anew with each byte.
     """
 
-    def head(connection: HTTPConnection, read: Callable[[], urllib3.HTTPResponse]) -> _Response:
-        sock, timeout_s = connection.sock, connection.timeout
-        assert isinstance(timeout_s, float | int)
-        cut_off = Timer(timeout_s, _shut, (sock,))
-        cut_off.daemon = True
-        cut_off.start()
-        try:
-            response = cast("_Response", read())
-            sock.settimeout(min(idle_s, timeout_s))
-        except BaseException:  # raised again; the answer is over
-            cut_off.cancel()
-            raise
-        response.cut_off, response.connected = cut_off, sock
-        return response
-
-    class Plain(HTTPConnection):
+    class Limited(HTTPConnection):
         def getresponse(self) -> _Response:
-            return head(self, super().getresponse)
+            sock, timeout_s = self.sock, self.timeout
+            assert isinstance(timeout_s, float | int)
+            cut_off = Timer(timeout_s, _shut, (sock,))
+            cut_off.daemon = True
+            cut_off.start()
+            try:
+                response = cast("_Response", super().getresponse())
+                sock.settimeout(min(idle_s, timeout_s))
+            except BaseException:  # raised again; the answer is over
+                cut_off.cancel()
+                raise
+            response.cut_off, response.connected = cut_off, sock
+            return response
 
-    class Encrypted(HTTPSConnection):
-        def getresponse(self) -> _Response:
-            return head(self, super().getresponse)
+    class Encrypted(Limited, HTTPSConnection):
+        pass
 
-    class PlainPool(HTTPConnectionPool):
-        ConnectionCls = cast("Any", Plain)
+    class Pool(HTTPConnectionPool):
+        ConnectionCls = cast("Any", Limited)
 
     class EncryptedPool(HTTPSConnectionPool):
         ConnectionCls = cast("Any", Encrypted)
 
-    return {"http": PlainPool, "https": EncryptedPool}
+    return {"http": Pool, "https": EncryptedPool}
 
 
 def _shut(sock: socket.socket) -> None:
-    """Shut a socket down, which ends a pending read; it may already be closed."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def _cause(error: HTTPError) -> BaseException:
-    """The cause of an error of urllib3."""
     inner = [each for each in error.args if isinstance(each, BaseException)]
     return inner[-1] if inner else error.__cause__ or error
 

@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 from harness.engine_facts.draft_kinds import DraftKind
 from harness.engine_facts.spec import EngineSpec
 from harness.engines.counters import CounterNames
-from harness.engines.cpu_clock import CpuReadings
 from harness.engines.http_client import HttpClient, WantedModel
-from harness.engines.process import LOOPBACK, ServerProcess, free_port, on_path
+from harness.engines.process import LOOPBACK, CpuReadings, ServerProcess, free_port, on_path
 from harness.engines.protocol import (
     Asked,
     Completion,
@@ -46,15 +45,12 @@ MODELS = "/v1/models"
 
 @dataclass(frozen=True)
 class Running:
-    """A server that answers.
-
-    Attributes:
-        alone: whether it decodes one request at a time, so that changes of its counters and of its
-            processor time belong to that request.
-    """
+    """A server that answers."""
 
     client: HttpClient
     process: ServerProcess | None = None
+    # Whether it decodes one request at a time, so that changes of its counters and of its processor
+    # time belong to that request
     alone: bool = False
 
 
@@ -71,112 +67,82 @@ class TimedAnswer:
 
 @dataclass(frozen=True)
 class Interface:
-    """The interface of a kind of server: how it is recognised, its requests and its answers.
-
-    Attributes:
-        probe: a path, and the field of its answer by which the kind is recognised.
-        version: a path, and the field with the engine's version.
-        path: of completions.
-        body: makes the body of a request for token ids.
-        parse: reads an answer; raises LookupError, TypeError, ValueError or AttributeError.
-        counters: the names of its counters over all requests.
-        names_model: whether a request names the model.
-        drafts: whether the server has a draft, where its answers do not show it.
-    """
+    """The interface of a kind of server: how it is recognised, its requests and its answers."""
 
     engine: str
-    probe: tuple[str, str]
-    version: tuple[str, str]
-    path: str
-    body: Callable[[Asked], dict[str, Any]]
+    probe: tuple[str, str]  # a path, and the field of its answer by which the kind is recognised
+    version: tuple[str, str]  # a path, and the field with the engine's version
+    path: str  # of completions
+    body: Callable[[Asked], dict[str, Any]]  # makes that of a request for token ids
+    # Reads an answer; raises LookupError, TypeError, ValueError or AttributeError
     parse: Callable[[Mapping[str, Any]], Completion]
     counters: CounterNames
-    names_model: bool = False
+    names_model: bool = False  # whether a request names the model
+    # Whether the server has a draft, where its answers do not show it
     drafts: Callable[[HttpClient], bool] = lambda _: False
 
     def version_of(self, client: HttpClient) -> str:
-        """The engine's version; "unknown" where the server does not report it."""
         path, field = self.version
         return str(client.stated_or_empty(path).get(field, "unknown"))
 
 
 @dataclass(frozen=True)
 class CardMemory:
-    """A card's memory just before a server starts on it, in bytes.
+    """A card's memory just before a server starts on it, in bytes."""
 
-    Attributes:
-        free, total: as the driver reports them; other processes' memory is not free.
-        weights: of the models that the server will load; 0 where their size is not known.
-        servers: number of servers that are still to start on the card, with this one.
-    """
-
-    free: int
+    free: int  # as the driver reports it; other processes' memory is not free
     total: int
-    weights: int = 0
-    servers: int = 1
+    weights: int = 0  # of the models that the server will load; 0 where their size is not known
+    servers: int = 1  # that are still to start on the card, with this one
 
 
 @dataclass(frozen=True)
 class StartedEngine(Engine):
-    """A pair whose servers are started on this machine, each at one K.
-
-    Attributes:
-        target, draft: hub ids, folders or GGUF files; no draft where only plain decoding is
-            measured, where the target's own weights draft, or where tokens are looked up.
-        context_tokens: of the longest request, prompt and budget.
-        threads: of each server, on a CPU; None leaves them to the engine.
-        revision, draft_revision: of hub ids; None takes the newest.
-        rule: the acceptance rule; with `ratio` the draft samples.
-        memory: of the card that the server starts on; None where there is none.
-        timeout_factor: multiplies the time limits of requests.
-        p_min: the probability below which a draft's token ends its draft, on an engine with such
-            a threshold; 0: none.
-        varying: how the K of a server changes while it serves; it is then started at the largest.
-        schedule: K by the number of requests, as (lowest, highest, K).
-        dtype: of both models' weights and caches, for an engine that is told; with `auto` vLLM and
-            SGLang serve a float32 checkpoint in 16 bits.
-    """
+    """A pair whose servers are started on this machine, each at one K."""
 
     spec: ClassVar[EngineSpec]
     # Seconds within which a server must have loaded its models, and compiled them if it does
     ready_s: ClassVar[float] = 1200.0
     # The program of a user's own server, where it is not the name of the engine
     binary: ClassVar[str | None] = None
-    # The flags that a measurement needs and a server in production does not
+    # The flags that a measurement needs and a server in production does not, besides those of
+    # `EngineSpec.in_production`
     measuring: ClassVar[frozenset[str]]
     # The prefixes of environment variables that change how the engine serves
     variables: ClassVar[tuple[str, ...]]
 
+    # target, draft: hub ids, folders or GGUF files; no draft where only plain decoding is measured,
+    # where the target's own weights draft, or where tokens are looked up
     target: str | Path
     draft: str | Path | None
     logs: Path
-    context_tokens: int
-    threads: int | None = None
+    context_tokens: int  # of the longest request, prompt and budget
+    threads: int | None = None  # of each server, on a CPU; None leaves them to the engine
+    # revision, draft_revision: of hub ids; None takes the newest
     revision: str | None = None
     draft_revision: str | None = None
     kind: DraftKind = "model"
-    rule: Rule = "greedy_draft"
+    rule: Rule = "greedy_draft"  # with `ratio` the draft samples
     slots: int = 1
-    memory: CardMemory | None = None
+    memory: CardMemory | None = None  # of the card that the server starts on, if any
     more_flags: tuple[str, ...] = ()
-    timeout_factor: float = 1.0
+    timeout_factor: float = 1.0  # multiplies the time limits of requests
+    # The probability below which a draft's token ends its draft, if the engine has that; 0: none
     p_min: float = 0.0
-    varying: Varying = ""
-    schedule: tuple[tuple[int, int, int], ...] = ()
+    varying: Varying = ""  # how K changes while a server serves, which starts at the largest
+    schedule: tuple[tuple[int, int, int], ...] = ()  # (lowest, highest number of requests, K)
+    # Of both models' weights and caches, for an engine that is told; with `auto` vLLM and SGLang
+    # serve a float32 checkpoint in 16 bits
     dtype: str = "auto"
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
-        """Start a server that drafts k tokens per round, and wait until it answers."""
-        flags, program = self.flags(k, synthetic), self.program()
+        flags, program, log = self.flags(k, synthetic), self.program(), self.log(k, synthetic)
         port = free_port()
         command = [*program, *flags, "--host", LOOPBACK, "--port", str(port)]
-        process = ServerProcess(command, self.log(k, synthetic), self.environment(synthetic))
-        client = HttpClient(
-            f"http://{LOOPBACK}:{port}",
-            alive=lambda: process.alive,
-            timeout_factor=self.timeout_factor,
-        )
-        server, log = f"{self.spec.title} at k={k}", self.log(k, synthetic)
+        process = ServerProcess(command, log, self.environment(synthetic))
+        address, factor = f"http://{LOOPBACK}:{port}", self.timeout_factor
+        client = HttpClient(address, alive=lambda: process.alive, timeout_factor=factor)
+        server = f"{self.spec.title} at k={k}"
         what = f"{server} to have loaded its models (log: {log})"
         try:
             late = client.wait_until_ready("/health", self.ready_s, what)
@@ -189,16 +155,21 @@ class StartedEngine(Engine):
             raise
 
     def command(self, k: int) -> ServerCommand:
-        """The command that starts a server at K; see `protocol.Engine`."""
-        variables, flags = self._own_variables(), self.flags(k)
-        served = [*_without(replace(self, more_flags=()).flags(k), self.measuring)]
+        # The user's environment variables for the engine, without secrets, paths and addresses
+        variables = {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(self.variables)
+            and not (SECRETS | PLACES) & set(name.split("_"))
+            and "://" not in value
+        }
+        left_out = self.measuring.union(self.spec.in_production)
+        served = [*_without(replace(self, more_flags=()).flags(k), left_out), *self.more_flags]
         return ServerCommand(
             k=k,
             slots=self.slots,
-            line=_line({**variables, **self.environment()}, self.started_as(), flags),
-            production=_line(
-                variables, (self.binary or self.spec.name,), [*served, *self.more_flags]
-            ),
+            line=_line({**variables, **self.environment()}, self.started_as(), self.flags(k)),
+            production=_line(variables, (self.binary or self.spec.name,), served),
             context_tokens=self.positions(k),
             weights_bytes=self.weights_bytes(k),
         )
@@ -208,22 +179,11 @@ class StartedEngine(Engine):
         return (self.spec.name,)
 
     def positions(self, k: int) -> int:
-        """The positions in the context of a request at K."""
         return self.context_tokens + k + SPARE_POSITIONS
 
     def weights_bytes(self, k: int) -> int | None:  # noqa: ARG002
         """The bytes of the files that a server at K reads; None where they are the checkpoints."""
         return None
-
-    def _own_variables(self) -> dict[str, str]:
-        """The user's environment variables for the engine, without secrets, paths and addresses."""
-        return {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(self.variables)
-            and not (SECRETS | PLACES) & set(name.split("_"))
-            and "://" not in value
-        }
 
     def log(self, k: int, synthetic: Sequence[float] | None = None) -> Path:
         """The file of a server's log; servers with synthetic acceptance have a separate one."""
@@ -237,6 +197,13 @@ class StartedEngine(Engine):
     def environment(self, synthetic: Sequence[float] | None = None) -> Mapping[str, str]:  # noqa: ARG002
         """The environment variables of a server in addition to those of this process."""
         return {}
+
+    def common_flags(self, k: int) -> list[str]:
+        """The flags of vLLM and SGLang for dtype, context, slots, revision and memory."""
+        context, slots, _ = self.spec.in_production
+        flags = {"--dtype": self.dtype, context: self.positions(k), slots: self.slots}
+        flags |= {} if self.revision is None else {"--revision": self.revision}
+        return [str(part) for flag in (flags | self.memory_flags(k)).items() for part in flag]
 
     def memory_flags(self, k: int) -> dict[str, str]:
         """The flag for this server's share of the card; none without a card or if the user set it.
@@ -285,54 +252,35 @@ class StartedEngine(Engine):
 
 @dataclass(frozen=True)
 class AttachedEngine(Engine):
-    """Servers that the user runs: one for plain decoding, and one for each K.
+    """Servers that the user runs: one for plain decoding, and one for each K."""
 
-    Attributes:
-        urls: addresses by K; 0 is plain decoding.
-        server: makes the client of a server at a K.
-        key: the servers' API key, or None.
-        timeout_factor: multiplies the time limits of requests.
-    """
-
-    urls: Mapping[int, str]
-    server: "Callable[[Running, int], HttpServer]"
-    key: str | None = field(default=None, repr=False)
-    timeout_factor: float = 1.0
+    urls: Mapping[int, str]  # by K; 0 is plain decoding
+    server: "Callable[[Running, int], HttpServer]"  # makes the client of a server at a K
+    key: str | None = field(default=None, repr=False)  # the servers' API key
+    timeout_factor: float = 1.0  # multiplies the time limits of requests
     wanted: WantedModel | None = None
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
-        """Attach to the server of this K, whose acceptance is fixed."""
-        assert synthetic is None
-        client = HttpClient(
-            self.urls[k], self.key, timeout_factor=self.timeout_factor, wanted=self.wanted
-        )
-        return self.server(Running(client), k)
+        assert synthetic is None  # the acceptance of a running server is fixed
+        how: dict[str, Any] = {"timeout_factor": self.timeout_factor, "wanted": self.wanted}
+        return self.server(Running(HttpClient(self.urls[k], self.key, **how)), k)
 
 
 class HttpServer(Server):
-    """The client of one running server: the part that all engines share.
+    """The client of one running server: the part that all engines share."""
 
-    Attributes:
-        decoded_field: the field of an answer of /detokenize that has the text.
-        streams: whether the server can stream answers to `complete`, for requests in turns.
-        url: the address of the server.
-        named: the field of a request that names the model; empty where a server has one model.
-    """
-
-    decoded_field: ClassVar[str]
-    streams: ClassVar[bool] = False
+    decoded_field: ClassVar[str]  # of an answer of /detokenize: the field that has the text
+    streams: ClassVar[bool] = False  # whether it streams answers to `complete`, for turns
 
     def __init__(self, title: str, k: int, running: Running) -> None:
         self.k, self.url, self._title = k, running.client.url, title
         self._client, self._process, self._alone = running.client, running.process, running.alone
         self._in_flight, self._lock = 0, threading.Lock()
+        # The field of a request that names the model; empty where a server has one model
         self.named: Mapping[str, Any] = {}
 
     def generate(self, asked: Asked) -> Completion:
-        """Complete a prompt; temporary failures are repeated. See `protocol.Server`.
-
-        Errors have the server's name, and the end of its log if it was started here.
-        """
+        """Complete a prompt; errors have the server's name, and its log if it was started here."""
         with self._lock:
             self._in_flight += 1
             queued = max(1.0, self._in_flight / SIDE_BY_SIDE)
@@ -355,36 +303,26 @@ class HttpServer(Server):
         try:
             return self.complete(asked, deadline_s)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            kind = type(error).__name__
-            raise RequestFailedError(
-                f"{self.where}: its answer cannot be read ({kind}: {error})", repeatable=False
-            ) from error
+            line = f"{self.where}: its answer cannot be read ({type(error).__name__}: {error})"
+            raise RequestFailedError(line, repeatable=False) from error
 
     @abstractmethod
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Send one request for a completion, with a deadline in seconds."""
 
     def turn(self, servers: int) -> Turn | None:
-        """A share of the time; None unless the server was started here, streams and can be paused.
-
-        See `protocol.Server`.
-        """
         process = self._process
         if not self.streams or process is None or not self._alone or not process.pausable:
             return None
         return Turn(process.pid, servers)
 
     def ask(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        deadline_s: float,
-        *,
-        decode_cpu: bool = False,
-        turn: Turn | None = None,
+        self, path: str, body: Mapping[str, Any], deadline_s: float, asked: Asked | None = None
     ) -> TimedAnswer:
-        """The answer to a request, timed; `decode_cpu` and `turn` as in `Asked`."""
-        readings = CpuReadings(self.cpu_s) if decode_cpu and self._alone else None
+        """The answer to a request, timed; in turns and with readings, where `asked` says so."""
+        turn = None if asked is None else asked.turn
+        read = asked is not None and asked.decode_cpu and self._alone
+        readings = CpuReadings(self.cpu_s) if read else None
         before, begin = self.cpu_s() if self._alone else None, perf_counter()
         with nullcontext() if readings is None else readings:
             if turn is None:
@@ -404,7 +342,6 @@ class HttpServer(Server):
         raise NotImplementedError
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
-        """Refuse a server whose model decodes token ids to another text; see `protocol.Server`."""
         body = {"tokens": list(tokens), **self.named}
         try:
             answer, _ = self._client.repeated(lambda: self._client.post("/detokenize", body))
@@ -425,18 +362,12 @@ class HttpServer(Server):
             )
 
     def check_drafts(self, drafted: int | None, tokens: int, needs: str) -> None:
-        """Refuse a server that drafts at K = 0, or does not draft at a K above it.
-
-        Args:
-            drafted: drafted tokens; None where they are not reported.
-            tokens: number of returned tokens; with at most two, none need be drafted: the first
-                comes from the prefill, and the last may be a plain step.
-            needs: the flag with which the server must be started to draft.
-        """
+        """Refuse a server that drafts at K = 0, or that `needs` a flag to draft at another K."""
         if self.k == 0 and drafted:
             raise UserError(
                 f"{self.where}: it drafts, and was given as the server that decodes plainly"
             )
+        # Of two tokens none need be drafted: the prefill's, and a plain step's
         if self.k and drafted == 0 and tokens > 2 and not self.facts.drafts_fewer:
             raise UserError(f"{self.where}: it drafted nothing; k={self.k} needs {needs}")
 
@@ -462,7 +393,6 @@ class HttpServer(Server):
 
     @property
     def model_name(self) -> str | None:
-        """The name of the served model; see `protocol.Server`."""
         try:
             return served_model(self._client)
         except (ServerDiedError, RequestFailedError) as error:
@@ -473,27 +403,22 @@ class HttpServer(Server):
         return None
 
     def without_counters(self, where: str, needs: str) -> UserError:
-        """The error of a server that drafts and does not report its rounds."""
         return UserError(
             f"{self.where}: no counters {where}; {needs}, or use engine=openai, which only times"
         )
 
     @property
     def where(self) -> str:
-        """The address, as errors name it."""
         return self._client.where
 
     @property
     def process_id(self) -> int | None:
-        """The process id of the server; None where it was not started here."""
         return None if self._process is None else self._process.pid
 
     def cpu_s(self) -> float | None:
-        """The processor time of the server so far; None where it was not started here."""
         return None if self._process is None else self._process.cpu_s()
 
     def close(self) -> None:
-        """End the server, if it was started here."""
         if self._process is not None:
             self._process.stop()
 

@@ -45,7 +45,7 @@ import torch
 from harness import PACKAGE
 from harness.config import ModelConf, ServerConfig
 from harness.engine_facts.draft_kinds import DRAFTS, DraftKind, looks_up
-from harness.engine_facts.llamacpp import COUNTING, SPEC, SPEC_TYPES, drafting_flags
+from harness.engine_facts.llamacpp import COUNTING, ENUM, SPEC, SPEC_TYPES, drafting_flags
 from harness.engine_facts.spec import EngineSpec
 from harness.engines.adapters import Adapter, ToServe, rule_of, served_kind, started_with
 from harness.engines.counters import CounterNames, Samples
@@ -95,8 +95,6 @@ ABOUT = ("/props", "build_info")
 REPLAYED_LOOKUPS = {kind for kind, spec in DRAFTS.items() if spec.looks_up and spec.replayed}
 # The status of a request that is longer than the context
 BAD_REQUEST = 400
-# The prefix of the wheel's names of kinds of draft
-ENUM = "COMMON_SPECULATIVE_TYPE_"
 # Positions of a server that only encodes texts
 READ_TOKENS = 64
 # Seconds within which a binary must print its help
@@ -110,13 +108,10 @@ class LlamaCpp(StartedEngine):
     spec = SPEC
     ready_s = 300.0  # large models take minutes from a slow disk
     binary = BINARY
-    measuring = frozenset(
-        ("--ctx-size", "--parallel", "--threads", "--spec-draft-threads", "--metrics")
-    )
+    measuring = frozenset(("--spec-draft-threads", "--metrics"))
     variables = ("LLAMA_ARG_", "GGML_")
 
     def program(self) -> list[str]:
-        """The program of the server: a binary on PATH, else the wheel."""
         return program()
 
     def started_as(self) -> list[str]:
@@ -125,16 +120,13 @@ class LlamaCpp(StartedEngine):
         return ["python", *module] if module else [BINARY]
 
     def weights_bytes(self, k: int) -> int:
-        """The bytes of the files that a server at K reads."""
         files = (self.target, self.draft if k else None)
         return sum(bytes_of(Path(file)) for file in files if file is not None)
 
     def server(self, running: Running, k: int) -> "LlamaCppServer":
-        """The client of a server that answers."""
         return LlamaCppServer(running, k, self.rule, self.kind, self.p_min)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
-        """The flags of llama-server without host and port."""
         flags = {
             "--model": self.target,
             "--ctx-size": self.positions(k) * self.slots,
@@ -144,14 +136,12 @@ class LlamaCpp(StartedEngine):
             flags["--threads"] = self.threads
         if k:
             p_min = 0.0 if synthetic is not None else self.p_min
-            flags |= drafting_flags(self.kind, k, p_min)
+            flags |= drafting_flags(self.kind, k, p_min, self.rule)
             if not looks_up(self.kind):
                 if self.draft is not None:
                     flags["--spec-draft-model"] = self.draft
                 if self.threads is not None:
                     flags["--spec-draft-threads"] = self.threads
-                if self.rule == "ratio":  # builds before 11368 do not have the flag
-                    flags["--spec-draft-sampling"] = "probabilistic"
             if synthetic is not None:
                 flags["--spec-synth-rates"] = ",".join(f"{rate:g}" for rate in synthetic)
         options = (str(part) for flag in flags.items() for part in flag)
@@ -200,18 +190,14 @@ class LlamaCppServer(HttpServer):
         self._kind = kind
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
-        """Send one request for a completion; see `HttpServer`."""
         drafts = self._drafting_rounds(deadline_s)
-        body = request_body(asked)
-        answer = self.ask(
-            INTERFACE.path, body, deadline_s, decode_cpu=asked.decode_cpu, turn=asked.turn
-        )
+        answer = self.ask(INTERFACE.path, request_body(asked), deadline_s, asked)
         drafts_now = self._drafting_rounds(deadline_s)
         drafted = None if drafts is None or drafts_now is None else drafts_now - drafts
         return self._completion(answer, asked, drafts=drafted)
 
     def streamed(self, path: str, body: Mapping[str, Any], deadline_s: float, turn: Turn) -> Any:
-        """The whole answer: its last event, with the tokens of all events. See `HttpServer`."""
+        """The whole answer: its last event, with the tokens of all events."""
         turn.sent()
         stream = {**body, "stream": True}
         events = self._client.streamed(
@@ -225,15 +211,11 @@ class LlamaCppServer(HttpServer):
         return {**events[-1], "tokens": tokens}
 
     def posted(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The answer to a body at a path, asked again where it fails for the moment."""
         answer, _ = self._client.repeated(lambda: self._client.post(path, body))
         return answer
 
     def _drafting_rounds(self, deadline_s: float) -> int | None:
-        """The rounds that drafted since the server started; None where requests run side by side.
-
-        None for plain decoding, too.
-        """
+        """The rounds that drafted since the server started; None if plain, or not alone."""
         if not self._alone or self.k == 0:
             return None
         page = str(self._client.get("/metrics", deadline_s))
@@ -307,10 +289,8 @@ def _likeliest(tokens: Sequence[int], entries: Sequence[Mapping[str, Any]]) -> L
     A token that leaves a character incomplete has no entry in that list (`process_token` in
     llama.cpp's server-context.cpp), so entries are matched by their ids.
     """
-    if not entries:
-        return ()
     made, left = list[Mapping[int, float]](), list(entries)
-    for token in tokens:
+    for token in tokens if entries else ():
         entry = left.pop(0) if left and left[0].get("id") == token else {}
         listed = entry.get("top_logprobs") or ()
         made.append({int(each["id"]): float(each["logprob"]) for each in listed})
@@ -318,20 +298,17 @@ def _likeliest(tokens: Sequence[int], entries: Sequence[Mapping[str, Any]]) -> L
 
 
 def rounds_at_eos(own: int, drafted: int, k: int, *, left: int, drafts: int | None) -> int | None:
-    """The number of rounds of a text that an end-of-text token ended.
+    """The rounds of a text that an end-of-text token ended; None if drafts may be shortened.
 
     That token may be the target's own or an accepted draft token, and builds differ in whether they
     count it, and the tokens drafted after it, as accepted.
 
     Args:
         own: tokens that rounds emitted, less those counted as accepted.
-        drafted: drafted tokens.
+        drafted: tokens; a full draft has `k`.
         k: tokens of a full draft.
         left: tokens that the budget would still have allowed.
         drafts: rounds that drafted anything, where they were counted.
-
-    Returns:
-        The rounds; None where they do not follow from the counts, since drafts may be shortened.
     """
     if drafts is not None:
         # Only the round at the last position of the budget drafts nothing
@@ -378,26 +355,24 @@ def _version(build: str, process: ServerProcess | None) -> str:
 
 
 def adapter(spec: EngineSpec) -> Adapter:
-    """The adapter of llama.cpp."""
     return Adapter(
         spec,
         attach=lambda config, _: partial(
             LlamaCppServer, rule=rule_of(config), kind=served_kind(config)
         ),
-        start=_started,
+        start=lambda serve: LlamaCpp(*_files(serve.config), **started_with(serve)),
         start_draft=_started_draft,
         check=_check,
     )
 
 
-def _started(serve: ToServe) -> LlamaCpp:
-    config = serve.config
-    in_target = config.draft.gguf is None and serve.kind == "mtp"
-    return LlamaCpp(
-        _file_of(config.model),
-        None if looks_up(serve.kind) or in_target else _file_of(config.draft),
-        **started_with(serve),
-    )
+def _files(config: ServerConfig) -> tuple[Path, Path | None]:
+    """The target's file and the draft's; none for a look-up and for MTP layers of the target's."""
+    in_target = config.draft.kind == "mtp" and config.draft.gguf is None
+    if in_target and config.model.gguf is None:
+        raise UserError("draft=mtp: give model.gguf, a conversion that has the MTP layers")
+    alone = in_target or config.draft.spec.looks_up
+    return _file_of(config.model), None if alone else _file_of(config.draft)
 
 
 def _started_draft(serve: ToServe) -> LlamaCpp | None:
@@ -405,48 +380,37 @@ def _started_draft(serve: ToServe) -> LlamaCpp | None:
 
     With a threshold also a file that ships with the harness.
     """
-    if serve.kind != "model" or not (serve.config.draft.gguf or serve.config.threshold):
+    given = started_with(serve)
+    if given["kind"] != "model" or not (serve.config.draft.gguf or serve.config.threshold):
         return None
-    logs = serve.logs / "draft"
-    logs.mkdir(parents=True, exist_ok=True)
-    given = {**started_with(serve), "logs": logs, "varying": "", "schedule": ()}
+    logs = given["logs"] / "draft"
+    logs.mkdir(exist_ok=True)
+    given |= {"logs": logs, "varying": "", "schedule": ()}
     return LlamaCpp(_file_of(serve.config.draft), None, **given)
 
 
 def _check(config: ServerConfig) -> None:
     """Refuse a missing GGUF file, a missing llama-server, or one without the kind of draft."""
-    models: list[ModelConf] = [config.model]
-    kind = config.draft.kind
-    if not config.draft.spec.looks_up:
-        models.append(config.draft)
-    if kind == "mtp" and config.draft.gguf is None:
-        if config.model.gguf is None:
-            raise UserError("draft=mtp: give model.gguf, a conversion that has the MTP layers")
-        models.remove(config.draft)
+    kind, draft = config.draft.kind, f"draft={config.draft.name}"
     positions = {"dflash": {"K+1": 1}, "dspark": {"K": 0, "K+1": 1}}.get(kind)
     if positions and config.score:
         filled = [[k + more for k in config.speculative_ks] for more in positions.values()]
         if [config.draft.block] not in filled:
+            either = " or ".join(positions)
             raise UserError(
-                f"draft={config.draft.name}: llama.cpp fills {' or '.join(positions)} positions of"
-                " a block, and replay draft.block of them; give one K, and"
-                f" draft.block={' or '.join(positions)}"
+                f"{draft}: llama.cpp fills {either} positions of a block, and replay draft.block of"
+                f" them; give one K, and draft.block={either}"
             )
-    for conf in models:
-        _file_of(conf)
-    _check_memory([conf for conf in models if conf.is_file])
-    _check_build(kind, f"draft={config.draft.name}")
-
-
-def _check_memory(files: Sequence[ModelConf]) -> None:
-    """Refuse files that are larger than the memory, where no card takes a part of them."""
+    _files(config)
+    files = [conf for conf in (config.model, config.draft) if conf.is_file]
     sizes = {conf.where: read_model(Path(conf.id), conf.where).weights_bytes for conf in files}
     total, needed = psutil.virtual_memory().total, sum(sizes.values())
-    if needed > total and not torch.cuda.is_available():
+    if needed > total and not torch.cuda.is_available():  # a card takes a part of them
         raise UserError(
             f"{' and '.join(sizes)}: {needed / 1e9:,.3g} GB of weights, and this machine has"
             f" {total / 1e9:,.3g} GB of memory; take files of fewer bits"
         )
+    _check_build(kind, draft)
 
 
 @contextmanager
@@ -481,11 +445,7 @@ def _check_build(kind: DraftKind, where: str) -> None:
 
 
 def _file_of(conf: ModelConf) -> Path:
-    """The user's GGUF file of a model, else the one that ships with it.
-
-    Raises:
-        UserError: there is none, or it is something else.
-    """
+    """The user's GGUF file of a model, else the one that ships with it."""
     shipped = folder_of(conf.id)
     # Not resolved: files of the hub's cache are links, and a split model's parts go by their names
     if conf.gguf is not None:

@@ -39,7 +39,6 @@ class OpenAiServer(HttpServer):
         return tuple(self._tokenizer("")["input_ids"])
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
-        """Send one request for a completion; see `HttpServer`."""
         settings = request_settings(self._spec, asked.sampling, asked.seed, asked.budget)
         body = {"prompt": self._prompt_text(asked.prompt), **self.named, **settings}
         if self.k and self._spec.completions.k is not None:
@@ -103,5 +102,4 @@ def request_settings(
 
 
 def adapter(spec: EngineSpec) -> Adapter:
-    """The adapter of servers with this interface, which are not started here."""
     return Adapter(spec, lambda _, tokenizer: partial(OpenAiServer, tokenizer=tokenizer, spec=spec))

@@ -25,24 +25,18 @@ from harness.theory.acceptance import conditional
 
 @dataclass(frozen=True)
 class OwnLoop(Engine):
-    """A loaded target, with the drafter of its pair.
-
-    Attributes:
-        drafter: makes the drafter of a request from its sampling parameters and its K; None where
-            only plain decoding is measured.
-        now: seconds, read after the models' devices have finished (`measurement`'s clock).
-        drafts_fewer: see `EngineFacts`.
-    """
+    """A loaded target, with the drafter of its pair."""
 
     target: CausalModel
+    # Makes the drafter of a request from its sampling parameters and its K; None where only plain
+    # decoding is measured
     drafter: Callable[[SamplingParameters, int], Drafter] | None
     eos: frozenset[int]
     rule: Rule
-    now: Callable[[], float]
-    drafts_fewer: bool = False
+    now: Callable[[], float]  # seconds, read after the models' devices have finished
+    drafts_fewer: bool = False  # as in `EngineFacts`
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "OwnServer":
-        """The loop at one K."""
         return OwnServer(self, k, None if synthetic is None else conditional(synthetic))
 
 
@@ -56,7 +50,6 @@ class OwnServer(Server):
 
     @torch.inference_mode()
     def generate(self, asked: Asked) -> Completion:
-        """Complete a prompt; see `protocol.Server`."""
         loop, prompt = self._loop, asked.prompt
         needed = uniforms_needed(asked.budget, self.k, loop.rule)
         generation = Generation(
@@ -99,7 +92,6 @@ class OwnServer(Server):
         )
 
     def cpu_s(self) -> float | None:
-        """The processor time of this process; None where the models are on another device."""
         return process_time() if self._loop.target.device.type == "cpu" else None
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
@@ -107,7 +99,6 @@ class OwnServer(Server):
 
 
 def adapter(spec: EngineSpec) -> Adapter:
-    """The adapter of the harness's loop."""
     return Adapter(spec, start=_loaded)
 
 

@@ -34,10 +34,8 @@ STOP_REASONS: Mapping[str, StopReason] = {
 class ServerDiedError(UserError):
     """A server that gets no more requests: it ended, hangs, or refuses all requests.
 
-    Earlier measurements stay valid.
-
-    Attributes:
-        repeatable: whether it may answer again within moments, as after a restart.
+    Earlier measurements stay valid. A `repeatable` one may answer within moments, as after a
+    restart.
     """
 
     def __init__(self, message: str, *, repeatable: bool = False) -> None:
@@ -48,9 +46,8 @@ class ServerDiedError(UserError):
 class RequestFailedError(UserError):
     """A request without a usable answer, on a server that may answer the next one.
 
-    Attributes:
-        repeatable: whether the same request may be answered within moments.
-        retry_after_s: seconds to wait, as the server asks (`Retry-After`); None if it does not.
+    The same request may be answered within moments where it is `repeatable`; `retry_after_s` are
+    the seconds to wait, where the server asks for them (`Retry-After`).
     """
 
     def __init__(
@@ -65,11 +62,7 @@ class TokensLostError(RequestFailedError):
 
 
 class RefusedError(UserError):
-    """A request that a server refuses with an error, because of the request itself.
-
-    Attributes:
-        status: the HTTP status.
-    """
+    """A request that a server refuses with an HTTP status, because of the request itself."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -78,24 +71,16 @@ class RefusedError(UserError):
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """The properties of a running engine.
-
-    Attributes:
-        spec: the engine's record.
-        version: as the engine reports it; "unknown" where it does not.
-        rule: the acceptance rule; None where it cannot be known.
-        drafts_fewer: whether any round may draft fewer than K tokens, or none, as with a look-up.
-        slots: requests that it decodes side by side; None where it does not report them.
-    """
+    """The properties of a running engine."""
 
     spec: EngineSpec
-    version: str
-    rule: Rule | None
+    version: str  # as the engine reports it; "unknown" where it does not
+    rule: Rule | None  # None where it cannot be known
+    # Whether any round may draft fewer than K tokens, or none, as with a look-up
     drafts_fewer: bool = False
-    slots: int | None = None
+    slots: int | None = None  # requests that it decodes side by side; None if not reported
 
     def draft_sampling(self, target: SamplingParameters) -> SamplingParameters:
-        """The sampling parameters of the draft in a request with those of the target."""
         spec = self.spec
         draft = SamplingParameters(target.temperature) if spec.draft_by_temperature else target
         return draft if spec.draft_top_k is None else replace(draft, top_k=spec.draft_top_k)
@@ -111,32 +96,21 @@ class EngineFacts:
 
 
 class Asked(NamedTuple):
-    """A request.
+    """A request."""
 
-    Attributes:
-        prompt: token ids, at least one.
-        sampling: sampling parameters; the engine's defaults are switched off.
-        seed: of this request alone; equal seeds for several prompts correlate their texts.
-        budget: tokens to return at most.
-        logprobs: number of likeliest tokens with log-probabilities at each position, besides the
-            returned token; 0 in timed requests, which they slow down.
-        cached: whether the server may use its prompt cache.
-        decode_cpu: whether the processor time of decoding is measured separately.
-        turn: the turn of a server that takes turns with others (`Server.turn`).
-    """
-
-    prompt: Sequence[int]
-    sampling: SamplingParameters
-    seed: int
-    budget: int
+    prompt: Sequence[int]  # token ids, at least one
+    sampling: SamplingParameters  # the engine's defaults are switched off
+    seed: int  # of this request alone; equal seeds for several prompts correlate their texts
+    budget: int  # tokens to return at most
+    # The likeliest tokens with log-probabilities at each position, besides the returned one; 0 in
+    # timed requests, which they slow down
     logprobs: int = 0
-    cached: bool = False
-    decode_cpu: bool = False
-    turn: Turn | None = None
+    cached: bool = False  # whether the server may use its prompt cache
+    decode_cpu: bool = False  # whether the processor time of decoding is measured separately
+    turn: Turn | None = None  # of a server that takes turns with others (`Server.turn`)
 
 
 def stop_reason(name: object) -> StopReason:
-    """The reason why a text ends, by an engine's name of it."""
     return STOP_REASONS.get(str(name), "budget")
 
 
@@ -164,67 +138,50 @@ def _short(error: Any) -> str:
 
 
 def token_ids(ids: Sequence[int] | None) -> tuple[int, ...]:
-    """The token ids of an answer; empty where it has none."""
     return tuple(int(token) for token in ids or ())
 
 
 def seconds(ms: float | None) -> float | None:
-    """The seconds of a time that an answer has in milliseconds."""
     return None if ms is None else float(ms) / 1e3
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of one request, from the answer of a server or of the harness's loop.
+    """The result of one request, from the answer of a server or of the harness's loop."""
 
-    Attributes:
-        tokens: the returned ids, in order; an end-of-text token is the last one. Where an engine
-            returns only a text, its ids by the target's tokenizer.
-        stop_reason: why the text ends; `budget` where an answer does not tell.
-        request_s: from sending the request to the whole answer, on the client's clock; nan for a
-            stored answer.
-        rounds: draft-verify cycles, including plain steps of a speculating server; None on a plain
-            server, and where the engine does not report them.
-        drafted, accepted: tokens over all rounds; None where `rounds` would be.
-        accepted_lengths: rounds that accepted exactly 0, 1, ... tokens.
-        prefill_s, decode_s: by the engine's own clock; the token that comes from the prefill is in
-            the first. None where the engine does not report them.
-        cpu_s: processor time of the server's process during the request, of all threads; None for a
-            server elsewhere, or with other requests. On a machine that is shared with other work it
-            varies less than elapsed time.
-        decode_cpu_s: the part of cpu_s for decoding, where it was requested and can be read
-            (`engines.cpu_clock`).
-        counted: tokens by the engine's own count, where it returns only a text, or in a stored
-            answer.
-        steps: each of the rounds, where the engine reports them.
-        likeliest: the log-probabilities of the likeliest tokens at each position, by id; empty
-            where they were not requested, or the engine does not report them.
-        asked: how often the request was sent; all other values are of the last time.
-        k: the server's K, as its answer tells; 0 for plain decoding.
-        text, logprobs: of the tokens; no log-probabilities where they were not requested.
-        truncated: whether the server's context was too small for the request.
-        engine, model, prompt, temperature: of a stored answer; model and prompt by their names.
-    """
-
+    # The returned ids; an end-of-text token is the last one. Where an engine returns only a text,
+    # its ids by the target's tokenizer.
     tokens: tuple[int, ...] = ()
-    stop_reason: StopReason = "budget"
+    stop_reason: StopReason = "budget"  # so too where an answer does not tell
+    # From sending the request to the whole answer, on the client's clock; nan for a stored answer
     request_s: float = math.nan
+    # Draft-verify cycles, including plain steps of a speculating server; None on a plain server,
+    # and where the engine does not report them
     rounds: int | None = None
+    # drafted, accepted: tokens over all rounds; None where `rounds` would be
     drafted: int | None = None
     accepted: int | None = None
-    accepted_lengths: tuple[int, ...] | None = None
+    accepted_lengths: tuple[int, ...] | None = None  # rounds that accepted exactly 0, 1, ... tokens
+    # prefill_s, decode_s: by the engine's own clock; the token that comes from the prefill is in
+    # the first. None where the engine does not report them.
     prefill_s: float | None = None
     decode_s: float | None = None
+    # Processor time of the server's process during the request, of all threads; None for a server
+    # elsewhere, or with other requests. On a machine that is shared with other work it varies less
+    # than elapsed time.
     cpu_s: float | None = None
+    # The part of cpu_s for decoding, where it was requested and can be read (`engines.process`)
     decode_cpu_s: float | None = None
-    steps: tuple[Round, ...] | None = None
+    steps: tuple[Round, ...] | None = None  # each of the rounds, where the engine reports them
+    # Tokens by the engine's own count, where it returns only a text, or in a stored answer
     counted: int | None = None
-    likeliest: Likeliest = ()
-    asked: int = 1
-    k: int | None = None
+    likeliest: Likeliest = ()  # empty where not requested, or not reported
+    asked: int = 1  # how often the request was sent; all other values are of the last time
+    k: int | None = None  # the server's K, as its answer tells; 0 for plain decoding
     text: str | None = None
-    logprobs: tuple[float, ...] = ()
-    truncated: bool = False
+    logprobs: tuple[float, ...] = ()  # of the tokens; empty where not requested
+    truncated: bool = False  # whether the server's context was too small for the request
+    # engine, model, prompt, temperature: of a stored answer; model and prompt by their names
     engine: str = ""
     model: str | None = None
     prompt: str | None = None
@@ -237,22 +194,13 @@ class Completion:
 
 
 class Server(ABC):
-    """A running engine at one K.
+    """A running engine at one K."""
 
-    Attributes:
-        k: tokens that it drafts per round; 0 is plain decoding.
-        facts: the properties of the engine.
-    """
-
-    k: int
+    k: int  # tokens that it drafts per round; 0 is plain decoding
     facts: EngineFacts
 
     def turn(self, servers: int) -> Turn | None:  # noqa: ARG002
-        """A share of the time next to other servers; None where this one cannot be paused.
-
-        Args:
-            servers: number of servers that share the time, with this one.
-        """
+        """A share of the time next to others, `servers` in all; None where it cannot be paused."""
         return None
 
     @abstractmethod
@@ -284,11 +232,7 @@ class Server(ABC):
 
     @abstractmethod
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
-        """Refuse a server whose model decodes token ids to another text, where it can be tested.
-
-        Raises:
-            UserError: it serves another model.
-        """
+        """Refuse a server whose model decodes token ids to another text, where it can be tested."""
 
     def close(self) -> None:  # noqa: B027
         """End the server if it was started here; a second call does nothing."""
@@ -305,12 +249,10 @@ class Engine(ABC):
 
     @abstractmethod
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> Server:
-        """Start a server, or attach to a running one.
+        """Start a server that drafts k tokens per round, or attach to a running one.
 
-        Args:
-            k: tokens to draft per round; 0 is plain decoding.
-            synthetic: synthetic acceptance, unconditional per drafted position, never increasing;
-                the text is then not the target's.
+        With `synthetic` acceptance, unconditional per drafted position and never increasing, the
+        text is not the target's.
 
         Raises:
             UserError: the server does not start or answer, or has no synthetic acceptance.

@@ -7,7 +7,6 @@ from harness.engines import llamacpp, sglang, vllm
 from harness.engines.counters import Samples
 from harness.engines.http_client import HttpClient, WantedModel
 from harness.engines.http_server import served_model
-from harness.engines.protocol import RefusedError
 from harness.records import Scrape, UserError
 
 PAGE = "/metrics"
@@ -17,20 +16,11 @@ KINDS = (llamacpp.INTERFACE, sglang.INTERFACE, vllm.INTERFACE)
 class CountingServer:
     """A server that shows its counters over all requests.
 
-    Attributes:
-        where: the address, as errors name it.
-        names: the names of its engine's counters.
-        version: as the server reports it; "unknown" where it does not.
-        model: as the server reports it; empty where it does not.
-        first: its counters at the begin.
+    `first` has them at the begin; `version` is "unknown" and `model` empty where it reports none.
     """
 
     def __init__(self, url: str, key: str | None = None, wanted: WantedModel | None = None) -> None:
-        """Attach to the server.
-
-        Raises:
-            UserError: it is not reachable, of no known engine, or shows no counters.
-        """
+        """Attach to it; raises UserError where it is not reachable, or shows no known counters."""
         self._client = HttpClient(url.rstrip("/").removesuffix(PAGE), key, "metrics", wanted=wanted)
         self.where = self._client.where
         self._page = self._samples()
@@ -40,11 +30,9 @@ class CountingServer:
             if first is not None:
                 break
         else:
-            starts = ", ".join(
-                f"{spec_of(kind.engine).title} {kind.counters.shown_with}" for kind in KINDS
-            )
+            each = (f"{spec_of(kind.engine).title} {kind.counters.shown_with}" for kind in KINDS)
             raise UserError(
-                f"{self.where}: no counters that are known here at {PAGE}; start {starts}"
+                f"{self.where}: no counters that are known here at {PAGE}; start {', '.join(each)}"
             )
         self.first, self.names, self.engine = first, kind.counters, kind.engine
         self.version = kind.version_of(self._client)
@@ -54,11 +42,7 @@ class CountingServer:
             self.model = ""
 
     def scrape(self) -> Scrape:
-        """The server's present counters.
-
-        Raises:
-            UserError: it does not answer, or does not show them any more.
-        """
+        """The present counters; raises UserError where it does not answer, or show them."""
         self._page = self._samples()
         scrape = self.names.read(self._page, monotonic() - self._begin)
         if scrape is None:
@@ -67,25 +51,17 @@ class CountingServer:
 
     def check_rounds(self) -> None:
         """Refuse a server of which the last page does not say whether it counted any round."""
-        unknown = self.names.unknown_rounds(self._page, self.version)
+        unknown, names = self.names.unknown_rounds(self._page, self.version), self.names
         if unknown is not None:
-            title, names = spec_of(self.engine).title, self.names
             raise UserError(
                 f"{self.where}: {unknown}, but {PAGE} has no {names.rounds}, the counter of rounds;"
-                f" {title} {names.since} or later has it where it is started with"
-                f" {names.drafts_with}, and its version is {self.version}"
+                f" {spec_of(self.engine).title} {names.since} or later has it where it is started"
+                f" with {names.drafts_with}, and its version is {self.version}"
             )
 
     def _samples(self) -> Samples:
-        """The samples of the page of counters; empty where the server has no such page.
-
-        Raises:
-            UserError: counters of several models, and none of them is asked for.
-        """
-        try:
-            samples = Samples.of(str(self._client.stated(PAGE)))
-        except RefusedError:
-            return Samples(())
+        """The samples of the page of counters, of the model that is asked for among several."""
+        samples = Samples.shown(lambda: self._client.stated(PAGE))
         if len(samples.models) < 2:
             return samples
         listed = [{"id": name} for name in samples.models]

@@ -34,13 +34,7 @@ from harness.engines.http_server import (
     field_of,
 )
 from harness.engines.process import on_path
-from harness.engines.protocol import (
-    Asked,
-    Completion,
-    EngineFacts,
-    stop_reason,
-    token_ids,
-)
+from harness.engines.protocol import Asked, Completion, EngineFacts, stop_reason, token_ids
 from harness.records import Rule, UserError, Varying
 
 SERVER = "SGLang's server"
@@ -75,12 +69,7 @@ class Sglang(StartedEngine):
     """A pair that SGLang serves on this machine."""
 
     spec = SPEC
-    measuring = frozenset(
-        (
-            *("--context-length", "--max-running-requests", "--mem-fraction-static"),
-            *("--chunked-prefill-size", "--disable-radix-cache"),
-        )
-    )
+    measuring = frozenset(("--chunked-prefill-size", "--disable-radix-cache"))
     variables = ("SGLANG_", "SGL_")
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
@@ -90,7 +79,6 @@ class Sglang(StartedEngine):
         return super().open(k, synthetic)
 
     def server(self, running: Running, k: int) -> "SglangServer":
-        """The client of a server that answers."""
         return SglangServer(running, k, self.rule, self.varying)
 
     @property
@@ -108,17 +96,6 @@ class Sglang(StartedEngine):
         }
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:  # noqa: ARG002
-        """The flags of sglang without host and port; synthetic acceptance is set by variables."""
-        flags: dict[str, object] = {
-            "--model-path": self.target,
-            "--dtype": self.dtype,
-            "--context-length": self.positions(k),
-            "--max-running-requests": self.slots,
-            "--chunked-prefill-size": self.prefill_tokens,
-        }
-        if self.revision is not None:
-            flags["--revision"] = self.revision
-        flags |= self.memory_flags(k)
         drafting: list[str] = []
         if k:
             draft = None if self.draft is None else str(self.draft)
@@ -127,13 +104,9 @@ class Sglang(StartedEngine):
                 drafting += [TIERS, str(self._tiers)]
             if self.draft is not None and self.draft_revision is not None:
                 drafting += ["--speculative-draft-model-revision", self.draft_revision]
-        return [
-            "serve",
-            *(str(part) for flag in flags.items() for part in flag),
-            *drafting,
-            "--disable-radix-cache",
-            *self.more_flags,
-        ]
+        prefills = ["--chunked-prefill-size", str(self.prefill_tokens), "--disable-radix-cache"]
+        model = ["serve", "--model-path", str(self.target)]
+        return [*model, *self.common_flags(k), *drafting, *prefills, *self.more_flags]
 
     @property
     def prefill_tokens(self) -> int:
@@ -162,17 +135,13 @@ class Sglang(StartedEngine):
 
 
 class SglangServer(HttpServer):
-    """One running server of SGLang."""
+    """One running server of SGLang; where K varies, `k` is the largest."""
 
     decoded_field = "text"
 
     def __init__(
         self, running: Running, k: int, rule: Rule = "greedy_draft", varying: Varying = ""
     ) -> None:
-        """Attach to a server that drafts `k` tokens per round and accepts by `rule`.
-
-        Where K varies, `k` is the largest.
-        """
         super().__init__(f"SGLang at k={k}", k, running)
         facts = running.client.about(*ABOUT, SERVER)
         # The state of each data-parallel copy of the model, in releases that report it
@@ -191,22 +160,20 @@ class SglangServer(HttpServer):
             raise UserError(f"{self.where}: it drafts {steps} tokens per round, not k={k}")
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
-        """Send one request for a completion; see `HttpServer`."""
         answer = self.ask(INTERFACE.path, request_body(asked), deadline_s)
-        tokens, _ = (
-            field_of(answer.body, name, self.where, SERVER) for name in ("output_ids", "meta_info")
-        )
+        for name in ("output_ids", "meta_info"):
+            field_of(answer.body, name, self.where, SERVER)
         record = parse(answer.body)
         if record.rounds is None:
             if self.facts.drafts_fewer:
                 return self.completion(answer, record)
-            if self.k and self._drafts and len(tokens) > 2:
+            if self.k and self._drafts and len(record.tokens) > 2:
                 raise self.without_counters(
                     "in its answers, though it drafts", "release 0.5.11 or later has them"
                 )
             # The counts are missing where nothing was drafted
             record = replace(record, rounds=0, drafted=0, accepted=0)
-        self.check_drafts(record.drafted, len(tokens), "--speculative-algorithm")
+        self.check_drafts(record.drafted, len(record.tokens), "--speculative-algorithm")
         return self.completion(answer, record)
 
 
@@ -279,7 +246,6 @@ def _first(meta: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def adapter(spec: EngineSpec) -> Adapter:
-    """The adapter of SGLang."""
     return Adapter(
         spec,
         attach=lambda config, _: partial(SglangServer, rule=rule_of(config)),

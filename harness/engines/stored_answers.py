@@ -135,41 +135,31 @@ def _is_count(value: Any) -> bool:
     return _is_number(value) and value % 1 == 0
 
 
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_count, value))
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-# The check of a field's value, and its description in an error, at any depth of an entry
-FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(
-        (
-            *("k", "completion_tokens", "num_spec_tokens", "num_spec_steps", "num_draft_tokens"),
-            *("num_accepted_draft_tokens", "spec_verify_ct", *sglang.DRAFTED, *sglang.ACCEPTED),
-            *("predicted_n", "draft_n", "draft_n_accepted"),
-        ),
-        (_is_count, "a whole number from 0"),
+# The check of a field's value by its description in an error, and the fields at any depth
+CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    "a whole number from 0": _is_count,
+    "a list of whole numbers from 0": lambda value: (
+        isinstance(value, list) and all(map(_is_count, value))
     ),
-    **dict.fromkeys(
-        ("per_step_accepted", "per_step_drafted", "acceptance_histogram", *sglang.LENGTHS),
-        (_are_counts, "a list of whole numbers from 0"),
+    "a number from 0": _is_number,
+    "an object": lambda value: isinstance(value, Mapping),
+}
+FIELDS: Mapping[str, Sequence[str]] = {
+    "a whole number from 0": (
+        *("k", "completion_tokens", "num_spec_tokens", "num_spec_steps", "num_draft_tokens"),
+        *("num_accepted_draft_tokens", "spec_verify_ct", *sglang.DRAFTED, *sglang.ACCEPTED),
+        *("predicted_n", "draft_n", "draft_n_accepted"),
     ),
-    **dict.fromkeys(
-        (
-            *("time_to_first_token_ms", "generation_time_ms", "prompt_ms", "predicted_ms"),
-            "temperature",
-        ),
-        (_is_number, "a number from 0"),
+    "a list of whole numbers from 0": (
+        *("per_step_accepted", "per_step_drafted", "acceptance_histogram", *sglang.LENGTHS),
     ),
-    **dict.fromkeys(
-        (
-            *("usage", "metrics", "speculative_decoding", "meta_info", "timings"),
-            *("generation_settings", "sampling_params"),
-        ),
-        (_is_object, "an object"),
+    "a number from 0": (
+        *("time_to_first_token_ms", "generation_time_ms", "prompt_ms", "predicted_ms"),
+        "temperature",
+    ),
+    "an object": (
+        *("usage", "metrics", "speculative_decoding", "meta_info", "timings"),
+        *("generation_settings", "sampling_params"),
     ),
 }
 
@@ -177,10 +167,10 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 def _check_fields(fields: Mapping[str, Any], where: str) -> None:
     """Refuse the first field, at any depth, whose value is neither null nor valid."""
     for name, value in fields.items():
-        fits, wanted = FIELDS.get(name, (None, ""))
-        if fits is not None and value is not None and not fits(value):
-            shown = json.dumps(value)[:80]
-            raise UserError(f"{where}: field {name} is {shown}; it must be {wanted}")
+        for wanted in (each for each, names in FIELDS.items() if name in names):
+            if value is not None and not CHECKS[wanted](value):
+                shown = json.dumps(value)[:80]
+                raise UserError(f"{where}: field {name} is {shown}; it must be {wanted}")
         parts = value if name == "choices" and isinstance(value, list) else [value]
         for part in parts:
             if isinstance(part, dict):
@@ -221,12 +211,8 @@ def imported(
 ) -> Imported:
     """The records of a server run, from files with the records of one server each.
 
-    Requests of two files have the same prompt if their records name the same one.
-
-    Args:
-        files: the records by file.
-        ks: K of each file's server, where records do not have it; None where all have it.
-        temperature: of all requests, where records do not have it.
+    Requests of two files have the same prompt if their records name the same one. `ks` are the K of
+    each file's server, and `temperature` is that of all requests, where records do not have them.
 
     Raises:
         UserError: the files are of several engines, no file drafts, or a K or temperature is not
@@ -275,9 +261,9 @@ def imported(
 
 def _common(what: str, values: set[Any]) -> Any:
     if len(values) != 1:
+        listed = ", ".join(map(str, sorted(values)))
         raise UserError(
-            f"records: of {len(values)} {what} ({', '.join(map(str, sorted(values)))}); give files"
-            " that can be compared"
+            f"records: of {len(values)} {what} ({listed}); give files that can be compared"
         )
     return next(iter(values))
 
@@ -322,7 +308,6 @@ class _Sums(NamedTuple):
 
     @property
     def drafted_per_round(self) -> float:
-        """The mean, which is at most K."""
         return self.drafted / self.rounds
 
     def fit(self, k: int, *, shortens: bool) -> bool:

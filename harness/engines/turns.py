@@ -30,19 +30,13 @@ LEAST_S = 4 * SLICE_S
 
 
 class Turn:
-    """One request that takes turns with others.
-
-    Attributes:
-        servers: number of servers that take turns, with this one.
-        tokens: number of tokens that have arrived.
-        prefill_paused_s: seconds for which it was paused before its first token; 0 unless the
-            request had to be sent again.
-    """
+    """One request that takes turns with others."""
 
     def __init__(self, group: int, servers: int) -> None:
-        """A turn of the server whose process group is `group`."""
-        self.servers, self.tokens = servers, 0
-        self._group = group
+        """A turn of the server whose process group is `group`, of `servers` with this one."""
+        self.servers, self._group = servers, group
+        self.tokens = 0  # that have arrived
+        # Before the first token; 0 unless the request had to be sent again
         self.prefill_paused_s = self._paused_s = 0.0
         self._began = self._ended = self._paused_since = self._idle_s = 0.0
         self._moved, self._over = threading.Event(), threading.Event()
@@ -97,18 +91,15 @@ class Turn:
         self._idle_s = self._idle_s + perf_counter() - begun if self.tokens == tokens else 0.0
 
     def end(self) -> None:
-        """Mark the request as over, answered or failed."""
         self._over.set()
         self._moved.set()
 
     @property
     def over(self) -> bool:
-        """True once the request is answered or has failed."""
         return self._over.is_set()
 
     @property
     def hangs(self) -> bool:
-        """True where the server ran for long without a token."""
         return self._idle_s > HANGS_S
 
     def _pause(self) -> None:
@@ -119,7 +110,6 @@ class Turn:
         self._paused_since = perf_counter()
 
     def resume(self) -> None:
-        """Let the server run until it is paused again."""
         if not self._paused_since:
             return
         if not self.over:

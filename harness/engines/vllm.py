@@ -37,7 +37,6 @@ from harness.engine_facts.spec import EngineSpec
 from harness.engine_facts.vllm import ADAPTIVE, BY_BATCH, COUNTING, SPEC, speculative_config
 from harness.engines.adapters import Adapter, checkpoints, rule_of, served_kind, started_with
 from harness.engines.counters import CounterNames, Samples
-from harness.engines.http_client import HttpClient
 from harness.engines.http_server import (
     MODELS,
     CardMemory,
@@ -53,7 +52,6 @@ from harness.engines.protocol import (
     Asked,
     Completion,
     EngineFacts,
-    RefusedError,
     seconds,
     stop_reason,
     token_ids,
@@ -99,7 +97,6 @@ class Vllm(StartedEngine):
     spec = SPEC
     measuring = frozenset(
         (
-            *("--max-model-len", "--max-num-seqs", "--gpu-memory-utilization"),
             *("--enable-per-request-metrics", "--per-request-spec-decode-metrics"),
             "--no-enable-prefix-caching",
         )
@@ -124,19 +121,10 @@ class Vllm(StartedEngine):
         return variables
 
     def server(self, running: Running, k: int) -> "VllmServer":
-        """The client of a server that answers."""
         return VllmServer(running, k, self.rule, self.kind, self.varying)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
-        """The flags of vllm without host and port."""
-        flags: dict[str, object] = {
-            "--dtype": self.dtype,
-            "--max-model-len": self.positions(k),
-            "--max-num-seqs": self.slots,
-        }
-        if self.revision is not None:
-            flags["--revision"] = self.revision
-        flags |= self.memory_flags(k)
+        flags = ["serve", str(self.target), *self.common_flags(k)]
         if k:
             draft = None if self.draft is None else str(self.draft)
             speculative = speculative_config(self.kind, draft, k, self.rule)
@@ -149,18 +137,13 @@ class Vllm(StartedEngine):
                 speculative[BY_BATCH] = [list(entry) for entry in self.schedule]
             if self.varying == "adaptive":
                 speculative[ADAPTIVE] = True
-            flags["--speculative-config"] = json.dumps(speculative)
-            flags["--per-request-spec-decode-metrics"] = "detailed"
-        return [
-            *("serve", str(self.target)),
-            *(str(part) for flag in flags.items() for part in flag),
-            # Without prefix caching, so that a repeated prompt has a prefill as well
-            *("--enable-per-request-metrics", "--no-enable-prefix-caching"),
-            *self.more_flags,
-        ]
+            flags += ["--speculative-config", json.dumps(speculative)]
+            flags += ["--per-request-spec-decode-metrics", "detailed"]
+        # Without prefix caching, so that a repeated prompt has a prefill as well
+        measured = ("--enable-per-request-metrics", "--no-enable-prefix-caching")
+        return [*flags, *measured, *self.more_flags]
 
     def spare_bytes(self, k: int) -> float:  # noqa: ARG002
-        """The bytes that its process takes besides weights and KV cache, at any K."""
         return SPARE_BYTES
 
     def memory_share(self, room: float, memory: CardMemory) -> float:
@@ -175,7 +158,11 @@ class Vllm(StartedEngine):
 
 
 class VllmServer(HttpServer):
-    """One running server of vLLM."""
+    """One running server of vLLM.
+
+    Where K varies, `k` is the largest. Steps without drafts are in no answer, so they are not
+    counted then.
+    """
 
     decoded_field = "prompt"
 
@@ -187,11 +174,6 @@ class VllmServer(HttpServer):
         kind: DraftKind = "model",
         varying: Varying = "",
     ) -> None:
-        """Attach to a server that drafts `k` tokens per round and accepts by `rule`.
-
-        Where K varies, `k` is the largest. Steps without drafts are in no answer, so they are not
-        counted then.
-        """
         super().__init__(f"vLLM at k={k}", k, running)
         version = str(running.client.about(*ABOUT, SERVER)["version"])
         lookup = looks_up(kind)
@@ -204,10 +186,9 @@ class VllmServer(HttpServer):
         self._steps_counted = lookup and k > 0
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
-        """Send one request for a completion; see `HttpServer`."""
         before = None if self._answers_complete else self._sums(deadline_s)
         body = {**request_body(asked), **self.named}
-        answer = self.ask(INTERFACE.path, body, deadline_s, decode_cpu=asked.decode_cpu)
+        answer = self.ask(INTERFACE.path, body, deadline_s, asked)
         (choice,) = field_of(answer.body, "choices", self.where, SERVER)
         returned = len(field_of(choice, "token_ids", self.where, f"{SERVER}, 0.11 or later"))
         record = parse(answer.body)
@@ -239,10 +220,7 @@ class VllmServer(HttpServer):
 
     def _sums(self, deadline_s: float) -> dict[str, float] | None:
         """The server's counters over all requests, by name; None where it does not show them."""
-        try:
-            sums = Samples.of(str(self._client.get("/metrics", deadline_s))).sums
-        except RefusedError:  # it has no such page
-            return None
+        sums = Samples.shown(lambda: self._client.get("/metrics", deadline_s)).sums
         return sums if GENERATED in sums else None
 
     def _sums_of_request(
@@ -266,6 +244,7 @@ def request_body(asked: Asked) -> dict[str, Any]:
     """The body of a request with the sampling parameters of the harness, without the model."""
     sampling = asked.sampling
     penalty = sampling.repetition_penalty
+    listed = {"logprobs": asked.logprobs, "return_tokens_as_token_ids": True}
     return {
         "prompt": list(asked.prompt),
         "max_tokens": asked.budget,
@@ -278,11 +257,7 @@ def request_body(asked: Asked) -> dict[str, Any]:
         "frequency_penalty": 0.0,
         "seed": asked.seed,
         "return_token_ids": True,
-        **(
-            {"logprobs": asked.logprobs, "return_tokens_as_token_ids": True}
-            if asked.logprobs
-            else {}
-        ),
+        **(listed if asked.logprobs else {}),
     }
 
 
@@ -339,10 +314,10 @@ def counts(spec_metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     if steps is not None and drafted is not None and len(steps) != len(drafted):
         raise ValueError(f"per_step_drafted of {len(drafted)} rounds, accepted of {len(steps)}")
     if steps is not None:
-        counted = {"num_spec_steps": len(steps), "num_accepted_draft_tokens": sum(steps)}
         spec_metrics = {
             "num_draft_tokens": sum(drafted or [k] * len(steps)),
-            **counted,
+            "num_spec_steps": len(steps),
+            "num_accepted_draft_tokens": sum(steps),
             **spec_metrics,
         }
     return {
@@ -355,17 +330,11 @@ def counts(spec_metrics: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def rounds_of(tokens: Sequence[int], spec_metrics: Mapping[str, Any]) -> tuple[Round, ...] | None:
-    """The rounds of a text, from an answer's counts of each step.
+    """The rounds of a text, prefill included, from an answer's `speculative_decoding`.
 
     A round emits its accepted tokens and one of the target's own; the last round emits fewer where
-    an accepted end of text, or the budget, cuts it.
-
-    Args:
-        tokens: the returned tokens, including the prefill's.
-        spec_metrics: `speculative_decoding` of the answer.
-
-    Returns:
-        The rounds; None where the answer has only sums, or the counts do not fit the text.
+    an accepted end of text, or the budget, cuts it. None where the answer has only sums, or the
+    counts do not fit the text.
     """
     accepted, drafted = spec_metrics.get("per_step_accepted"), spec_metrics.get("per_step_drafted")
     if accepted is None or drafted is None:
@@ -374,21 +343,11 @@ def rounds_of(tokens: Sequence[int], spec_metrics: Mapping[str, Any]) -> tuple[R
     left = tuple(tokens[COUNTING.first_position :])
     for kept, proposed in zip(accepted, drafted, strict=True):
         emitted, left = left[: kept + 1], left[kept + 1 :]
-        if len(emitted) > kept:
-            rounds.append(
-                Round(emitted, kept, proposed, "bonus" if kept == proposed else "rejected")
-            )
-        else:
-            rounds.append(Round(emitted, len(emitted), proposed, "cut"))
+        end = "bonus" if kept == proposed else "rejected"
+        if len(emitted) <= kept:
+            end = "cut"
+        rounds.append(Round(emitted, min(kept, len(emitted)), proposed, end))
     return tuple(rounds) if not left and all(each.tokens for each in rounds) else None
-
-
-def drafts(client: HttpClient) -> bool:
-    """True where a server has counters of drafts; False where it shows no counters."""
-    try:
-        return DRAFTED in Samples.of(str(client.stated("/metrics"))).sums
-    except RefusedError:
-        return False
 
 
 def _with_sums(record: Completion, sums: Mapping[str, float]) -> Completion:
@@ -424,7 +383,6 @@ def check_build(config: ServerConfig) -> None:
 
 
 def adapter(spec: EngineSpec) -> Adapter:
-    """The adapter of vLLM."""
     return Adapter(
         spec,
         attach=lambda config, _: partial(
@@ -444,5 +402,5 @@ INTERFACE = Interface(
     parse=parse,
     counters=COUNTERS,
     names_model=True,
-    drafts=drafts,
+    drafts=lambda client: DRAFTED in Samples.shown(lambda: client.stated("/metrics")).sums,
 )

@@ -12,17 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wait:
-    """A pending wait.
+    """A pending wait."""
 
-    Attributes:
-        what: the event that is waited for, with its address.
-        since: the begin of the wait on the monotonic clock.
-        most_s: seconds after which the wait is given up.
-    """
-
-    what: str
-    since: float
-    most_s: float
+    what: str  # the event that is waited for, with its address
+    since: float  # on the monotonic clock
+    most_s: float  # seconds after which the wait is given up
 
 
 _waits: dict[object, Wait] = {}

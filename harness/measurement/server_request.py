@@ -3,7 +3,7 @@
 Two clocks measure a server. Its own, where it reports decoding apart from the prefill: the time
 that a user waits. And the processor time of its process, which is steadier on a busy machine where
 one thread computes: more of them wait for each other by running on. Of a long prefill that clock is
-read apart (`harness.engines.cpu_clock`). Where it is not, and on the client's clock, which stands
+read apart (`harness.engines.process`). Where it is not, and on the client's clock, which stands
 in for a server that reports no times, each request is also made for one token, and that request's
 time is taken off.
 
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.sampling import penalised_along, sampler_for
-from harness.engines.cpu_clock import LONG_PREFILL_S
+from harness.engines.process import LONG_PREFILL_S
 from harness.engines.protocol import Completion, EngineFacts, Server
 from harness.engines.turns import Turn
 from harness.measurement.generations import Request, round_counts

@@ -8,7 +8,7 @@ Each engine's syntax is in its module of `harness.engine_facts`.
 """
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from harness import formatting as fmt
@@ -16,7 +16,7 @@ from harness.command_words import as_typed, command, ks_as_typed
 from harness.config import CONF_DIR, OWN_DRAFT
 from harness.engine_facts.draft_kinds import DRAFTS, DraftKind, kind_of
 from harness.engine_facts.engines import ENGINES, drafts_alike, spec_of, with_lines
-from harness.engine_facts.spec import EngineSpec, PairToServe, changes
+from harness.engine_facts.spec import EngineSpec, PairToServe, ranges
 from harness.records import GREEDY, first, grouped, where
 from harness.reporting import grid
 from harness.reporting.grid import Marked
@@ -57,14 +57,14 @@ def snippet_groups(snippets: Sequence[Snippet]) -> tuple[SnippetGroup, ...]:
     return tuple(_snippet_group(known, group) for known, group in by_sentence.items())
 
 
-def without_line(snippets: Sequence[Snippet]) -> dict[str, list[str]]:
+def without_line(snippets: Iterable[Snippet]) -> dict[str, list[str]]:
     """The notes on engines without a serving command, each with the names of the engines."""
-    return _titles((snippet, snippet.notes) for snippet in snippets if not snippet.code)
+    return _titles(snippet for snippet in snippets if not snippet.code)
 
 
-def _titles(noted: Iterable[tuple[Snippet, Sequence[str]]]) -> dict[str, list[str]]:
+def _titles(snippets: Iterable[Snippet]) -> dict[str, list[str]]:
     """The titles of the snippets that have each note."""
-    pairs = [(note, snippet.name or snippet.title) for snippet, notes in noted for note in notes]
+    pairs = [(note, each.name or each.title) for each in snippets for note in each.notes]
     groups = grouped(pairs, lambda pair: pair[0])
     return {note: [title for _, title in group] for note, group in groups.items()}
 
@@ -72,19 +72,14 @@ def _titles(noted: Iterable[tuple[Snippet, Sequence[str]]]) -> dict[str, list[st
 def _snippet_group(known: str, snippets: Sequence[Snippet]) -> SnippetGroup:
     if len(snippets) == 1:
         return SnippetGroup("", (), tuple(snippets))
-    titles_by_note = _titles((snippet, snippet.notes[1:]) for snippet in snippets)
-    shared = {note: titles for note, titles in titles_by_note.items() if len(titles) > 1}
-    return SnippetGroup(
-        known,
-        tuple(
-            note if len(titles) == len(snippets) else f"{', '.join(titles)}: {note}"
-            for note, titles in shared.items()
-        ),
-        tuple(
-            replace(entry, notes=tuple(note for note in entry.notes[1:] if note not in shared))
-            for entry in snippets
-        ),
+    others = [replace(each, notes=each.notes[1:]) for each in snippets]
+    shared = {note: titles for note, titles in _titles(others).items() if len(titles) > 1}
+    notes = (
+        note if len(titles) == len(snippets) else f"{', '.join(titles)}: {note}"
+        for note, titles in shared.items()
     )
+    left = (replace(each, notes=tuple(n for n in each.notes if n not in shared)) for each in others)
+    return SnippetGroup(known, tuple(notes), tuple(left))
 
 
 UNKNOWN = (
@@ -150,12 +145,11 @@ def _named_engine(line: Snippet) -> Snippet:
 
 
 def _toys(summary: Summary) -> tuple[str, ...]:
-    toys = _target(summary).startswith(EMBEDDED) or summary.run.dummies
-    return (TOYS,) if toys else ()
+    return (TOYS,) if _target(summary).startswith(EMBEDDED) or summary.run.dummies else ()
 
 
 def _measured_server(summary: Summary, served: ServedSummary, shown: Marked) -> tuple[Snippet, ...]:
-    """The command of the server that was measured; it says nothing on other engines' speed."""
+    """The command of the server that was measured."""
     if served.commands:
         return (_measured_command(summary, served, shown),)
     engine = spec_of(served.engine)
@@ -200,8 +194,8 @@ def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) ->
     measured = "\n".join(f"{head}{commands[k].line}" for k, head in heads.items())
     if flags:
         notes.append(
-            f"It leaves {flags} to the engine: give those that your requests need. The"
-            " measurement's are those of this run's requests."
+            f"It leaves {', '.join(flags[:-1])} and {flags[-1]} to the engine: give those that your"
+            " requests need. The measurement's are those of this run's requests."
         )
     return Snippet(title, code, tuple(notes), measured=measured)
 
@@ -209,17 +203,12 @@ def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) ->
 def _only_here(served: ServedSummary, answer: Answer) -> Sequence[str]:
     """A note on temperatures at which the K to serve is not lossless."""
     others = dict.fromkeys(gate.temperature for gate in served.gates)
-    changed = [t for t in others if answer.k in served.not_lossless(t)]
-    if not changed:
-        return ()
-    temperatures = ", ".join(map(fmt.temperature, changed))
-    return (
-        f"At temperature {temperatures} K={answer.k} is not lossless: send it no such request.",
-    )
+    changed = [fmt.temperature(t) for t in others if answer.k in served.not_lossless(t)]
+    note = f"At temperature {', '.join(changed)} K={answer.k} is not lossless: send it no such"
+    return (f"{note} request.",) if changed else ()
 
 
 def _version(served: ServedSummary) -> str:
-    """The engine with the version that it reported."""
     version = served.version if served.version != "unknown" else "of unknown version"
     return f"{spec_of(served.engine).title} {version}"
 
@@ -321,16 +310,12 @@ def measure_command(summary: Summary, server: str, answer: Answer) -> str | None
     keys += [ATTACHED] if served_by == engine.name or not engine.starts else []
     keys += ["score=false"] if served_by == engine.name else []
     keys += [*model_keys(summary), *pair]
-    ks = ks_as_typed(_within_reach(summary, answer))
-    keys += [ks, as_typed("temperature", answer.temperature)]
+    # The K of the engine that was timed, where it names the same draft and K
+    own = grid.own_answer(summary, answer.temperature or 0.0)
+    ks = (own if own and own.name == answer.name else answer).within_reach
+    keys += [ks_as_typed(ks), as_typed("temperature", answer.temperature)]
     keys += [as_typed("decode.rule", variant.rule)] if variant.rule != engine.rule else []
     return command("server", *keys, *other_keys(summary, OF_THE_LOOP))
-
-
-def _within_reach(summary: Summary, answer: Answer) -> tuple[int, ...]:
-    """The K to measure: those of the engine that was timed, where it names the same draft and K."""
-    own = grid.own_answer(summary, answer.temperature or 0.0)
-    return (own if own and own.name == answer.name else answer).within_reach
 
 
 def served_target(summary: Summary) -> str | None:
@@ -468,57 +453,38 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     notes = [*ties, *engine.schedule_notes(k_by_load, largest)]
     if engine.schedule is not None:
         code = engine.schedule(pasted, commands, k_by_load, largest)
-        made = Snippet(title, code, tuple(notes))
         measure = _measure_schedule(summary, schedule, measured)
-        return replace(made, measure=measure, then=AS_FAST) if measure else made
+        then = AS_FAST if measure else ""
+        return Snippet(title, code, tuple(notes), measure=measure, then=then)
     one_k = f"{engine.title} has one K per server: take that of the expected concurrency."
-    code = _server_per_k(engine, pasted, commands, changes(k_by_load), schedule.entries[-1].high)
-    return Snippet(title, code, (one_k, *notes), engine.language)
+    last, lines = schedule.entries[-1], list[str]()
+    k_ranges = ranges(k_by_load, last.high or last.low)
+    for low, high, k in k_ranges:
+        load = f"{low}" if high == low else f"{low} to {high}"
+        if last.high is None and low == k_ranges[-1][0]:
+            load = f"{low} and more"
+        line = engine.lines[pasted.kind].line(replace(pasted, k=k)) if k else "# without a draft"
+        lines += [f"# concurrency {load}", commands.get(k, line)]
+    return Snippet(title, "\n".join(lines), (one_k, *notes), engine.language)
 
 
 def _measure_schedule(summary: Summary, schedule: Schedule, measured: ServedSummary) -> str:
     """The command that measures a server with this schedule; "" if measured, or not possible."""
     engine, draft = ENGINES[measured.engine], str(summary.run.draft)
-    changes_k = engine.varying.get("schedule")
     kind, pair = kind_of(draft, summary.run.models), draft_keys(summary, draft)
-    k_by_load = changes({entry.low: entry.k for entry in schedule.entries})
-    if changes_k is None or kind not in changes_k.kinds or pair is None or len(k_by_load) == 1:
+    loads = [entry.concurrency for entry in schedule.entries]
+    k_ranges = ranges({entry.low: entry.k for entry in schedule.entries}, max(loads))
+    if not engine.has_k_by_load(kind) or pair is None or len(k_ranges) == 1:
         return ""
     if first(measured.varying, varying="schedule", temperature=schedule.temperature) is not None:
         return ""
-    loads = [entry.concurrency for entry in schedule.entries]
-    ends = [*(low - 1 for low in [*k_by_load][1:]), max(*loads, *k_by_load)]
-    ranges = [[low, end, k] for (low, k), end in zip(k_by_load.items(), ends, strict=True)]
+    largest_k = max(k for *_, k in k_ranges)
     keys = (
         *(as_typed("engine", engine.name), *model_keys(summary), *pair),
-        *(as_typed("k", max(k_by_load.values())), as_typed("temperature", schedule.temperature)),
-        *(as_typed("schedule", ranges), as_typed("concurrency", loads)),
+        *(as_typed("k", largest_k), as_typed("temperature", schedule.temperature)),
+        *(as_typed("schedule", k_ranges), as_typed("concurrency", loads)),
     )
     return command("server", *keys, *other_keys(summary, OF_THE_LOOP))
-
-
-def _server_per_k(
-    engine: EngineSpec,
-    served: PairToServe,
-    commands: Mapping[int, str],
-    k_by_load: Mapping[int, int],
-    largest: int | None,
-) -> str:
-    """The command of a server for each K, each below a comment with its loads.
-
-    `largest` is the largest load of the last one; None where it has no limit.
-    """
-    lines: list[str] = []
-    ends = [*[*k_by_load][1:], None if largest is None else largest + 1]
-    for (low, k), after in zip(k_by_load.items(), ends, strict=True):
-        load = f"{low} and more"
-        if after is not None:
-            load = f"{low}" if after == low + 1 else f"{low} to {after - 1}"
-        unmeasured = "# without a draft"
-        if k:
-            unmeasured = engine.lines[served.kind].line(replace(served, k=k))
-        lines += [f"# concurrency {load}", commands.get(k, unmeasured)]
-    return "\n".join(lines)
 
 
 def _titled(engine: EngineSpec) -> str:
@@ -548,27 +514,20 @@ def _why_unknown(engine: EngineSpec, served: PairToServe) -> str:
 
 def _requests(served: PairToServe) -> str:
     """The sampling parameters of the requests that the speedup holds for, as a sentence."""
-    sampling = served.sampling
+    sampling, at = served.sampling, fmt.temperature(served.temperature)
     penalty = sampling.repetition_penalty
     penalised = "" if penalty is None else f" and repetition_penalty {penalty:g}"
     if served.temperature == 0:
         return f"For requests that set temperature 0{penalised}."
     min_p = "" if sampling.min_p is None else f", min_p {sampling.min_p:g}"
-    top_k, top_p = (
-        f"no {name}" if value is None else f"{name} {value:g}"
-        for name, value in (("top_k", sampling.top_k), ("top_p", sampling.top_p))
-    )
-    return (
-        f"For requests that set temperature {fmt.temperature(served.temperature)}, {top_k} and"
-        f" {top_p}{min_p}{penalised}."
-    )
+    top_k = "no top_k" if sampling.top_k is None else f"top_k {sampling.top_k:g}"
+    top_p = "no top_p" if sampling.top_p is None else f"top_p {sampling.top_p:g}"
+    return f"For requests that set temperature {at}, {top_k} and {top_p}{min_p}{penalised}."
 
 
 def not_available(kind: DraftKind) -> str:
     """The note on an engine that does not have this kind of draft."""
+    lacking = f"no {DRAFTS[kind].noun}"
     if kind == "copy":
-        return (
-            "Not available here: engines make no copy of the target; convert one, and serve it as"
-            " a draft model."
-        )
-    return f"Not available here: no {DRAFTS[kind].noun}."
+        lacking = "engines make no copy of the target; convert one, and serve it as a draft model"
+    return f"Not available here: {lacking}."
