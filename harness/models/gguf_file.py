@@ -210,6 +210,9 @@ class GgufTokenizer:
 
 
 MODEL_KEY = "tokenizer.ggml.model"
+# Keys of which only a digest is kept
+COMPARED = ("tokenizer.ggml.merges", "tokenizer.ggml.scores")
+LENGTH = 8  # bytes of a string's length
 
 
 def parts_of(file: Path) -> list[Path]:
@@ -295,10 +298,12 @@ class _Reader:
         tensors, entries = self._number("Q"), self._number("Q")
         keys: dict[str, Any] = {}
         for _ in range(entries):
-            name = self._string()
-            value = self._value(self._number("I"))
-            long = name in ("tokenizer.ggml.merges", "tokenizer.ggml.scores")
-            keys[name] = hashlib.sha256(repr(value).encode()).hexdigest() if long else value
+            name, begin = self._string(), self._at
+            if name in COMPARED:  # long, and read for nothing else
+                self._skip(self._number("I"))
+                keys[name] = hashlib.sha256(self._data[begin : self._at]).hexdigest()
+            else:
+                keys[name] = self._value(self._number("I"))
         parameters, ends = 0, [0]
         for _ in range(tensors):
             self._string()
@@ -320,11 +325,25 @@ class _Reader:
         return value
 
     def _string(self) -> str:
-        size = self._number("Q")
-        begin, self._at = self._at, self._at + size
+        begin = self._at + LENGTH
+        self._skip(STRING)
+        return self._data[begin : self._at].decode(errors="replace")
+
+    def _skip(self, kind: int) -> None:
+        if kind == STRING:
+            size = self._number("Q")
+            self._at += size
+        elif kind == ARRAY:
+            of, count = self._number("I"), self._number("Q")
+            if of in (STRING, ARRAY):
+                for _ in range(count):
+                    self._skip(of)
+            else:
+                self._at += count * struct.calcsize(f"<{SCALARS[of]}")
+        else:
+            self._at += struct.calcsize(f"<{SCALARS[kind]}")
         if self._at > len(self._data):
             raise IndexError
-        return self._data[begin : self._at].decode(errors="replace")
 
     def _value(self, kind: int) -> Any:
         if kind == STRING:
@@ -332,12 +351,28 @@ class _Reader:
         if kind != ARRAY:
             return self._number(str(SCALARS[kind]))
         of, count = self._number("I"), self._number("Q")
-        if of in (STRING, ARRAY):
+        if of == STRING:  # files of one family share their vocabulary
+            begin = self._at
+            for _ in range(count):
+                self._skip(STRING)
+            return _strings(self._data[begin : self._at])
+        if of == ARRAY:
             return [self._value(of) for _ in range(count)]
         form = f"<{count}{SCALARS[of]}"
         values = struct.unpack_from(form, self._data, self._at)
         self._at += struct.calcsize(form)
         return list(values)
+
+
+@lru_cache(maxsize=8)
+def _strings(raw: bytes) -> list[str]:
+    """The strings of an array, each behind its length."""
+    found, at = list[str](), 0
+    while at < len(raw):
+        begin = at + LENGTH
+        at = begin + int.from_bytes(raw[at:begin], "little")
+        found.append(raw[begin:at].decode(errors="replace"))
+    return found
 
 
 # ---- files of the hub ----------------------------------------------------------------------------
