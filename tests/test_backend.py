@@ -12,7 +12,8 @@ from runs import FROZEN
 
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands.run_lifecycle import Described, note_or_check, resumed
+from harness.commands.run_lifecycle import Described, begin, resumed
+from harness.config import SweepConfig
 from harness.models import load as loading
 from harness.models import memory, probe
 from harness.models.dummy import config_of
@@ -76,15 +77,17 @@ def test_one_run_does_not_mix_two_engines(tmp_path: Path) -> None:
         models = {role: ModelEntry.of({"name": name, **ran}) for role, name in names.items()}
         return Described(Environment.of({"device_name": "H100"}), models, {}, "0")
 
+    config = compose("sweep")
+    assert isinstance(config, SweepConfig)
     run = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
-    note_or_check(run, described(**GRAPHS), 0)
-    note_or_check(run, described(**GRAPHS), 0)
+    begin(config, "sweep", run, described(**GRAPHS))
+    begin(config, "sweep", run, described(**GRAPHS))
     for other in ({**GRAPHS, "compiled": False}, {"engine": "lean"}):
         with pytest.raises(UserError, match="engines changed since"):
-            note_or_check(run, described(**other), 0)
+            begin(config, "sweep", run, described(**other))
     older = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
-    note_or_check(older, described(), 0)
-    note_or_check(older, described(**GRAPHS), 0)
+    begin(config, "sweep", older, described())
+    begin(config, "sweep", older, described(**GRAPHS))
 
 
 def ran_on(target: dict[str, Any], draft: dict[str, Any], **environment: Any) -> Summary:

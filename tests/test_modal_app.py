@@ -498,6 +498,7 @@ def test_a_call_is_replaced_only_where_it_is_known_to_have_ended(
         lifecycle = SimpleNamespace(state=AppState(state))
         return SimpleNamespace(info=lambda: SimpleNamespace(lifecycle=lifecycle))
 
+    monkeypatch.setattr(modal_app, "SILENCE_S", 60.0)  # a wait is told by it
     monkeypatch.setattr(modal_app, "in_cloud", Coordinator(tmp_path))
     monkeypatch.setattr(App, "lookup", lookup)
     job = sweep_job()

@@ -290,9 +290,6 @@ def print_audition(
         "texts of the target": f"{texts}, of up to {config.new_tokens} tokens",
         "prefills that score them": f"{'at most ' if in_looks else ''}{prefills:.0f}",
     }
-    if in_looks:
-        of_each = prompts_at(len(prompts), 1)
-        rows["early elimination"] = f"looks of {of_each} prompts, draft by draft"
     rows["cells, replayed"] = f"{cells} (K = {listed(ks)}{p_min})"
     if (time := run_time(config, drafts, prompts)) is not None:
         rows[NOW] = time
