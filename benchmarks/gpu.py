@@ -65,6 +65,7 @@ from harness.models.lean.weights import unsupported
 from harness.models.memory import is_out_of_memory
 from harness.models.probe import allowed_error, cached_model, forward_error
 from harness.records import Trial
+from harness.summary import TextCheck
 from harness.theory.acceptance import alpha_from_acceptance_rate, conditional
 from harness.theory.architecture import Architecture, architecture_of
 from harness.theory.roofline import bandwidth_utilisation
@@ -279,7 +280,11 @@ def _same_text(smoke: Smoke, target: Opened, draft: Opened, asked: argparse.Name
             assert plain.tokens is not None
             assert speculative.tokens is not None
             comparison = compare_texts(
-                target.model, prompt_of(asked.context, 0), plain.tokens, speculative.tokens, 4
+                target.model,
+                prompt_of(asked.context, 0),
+                plain.tokens,
+                speculative.tokens,
+                TextCheck("smoke", name, 0, 4, "OPEN"),
             )
             entry |= {
                 "result": comparison.result,

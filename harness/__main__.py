@@ -6,7 +6,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from harness import PACKAGE
-from harness.cli import run_app
 from harness.config import SCHEMAS
 
 
@@ -14,6 +13,8 @@ def main() -> None:
     """Run a command, list them all, or print the version; status 2 for any other word."""
     words = sys.argv[1:]
     if words and words[0] in SCHEMAS:
+        from harness.cli import run_app  # imports Hydra
+
         sys.argv = [str(Path(__file__).with_name(f"{words[0]}.py")), *words[1:]]
         run_app(words[0])
     if "--version" in words:

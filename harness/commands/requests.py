@@ -40,7 +40,6 @@ from harness.models.load import LoadedModel, Vocabulary
 from harness.models.tokenizer import stop_rule
 from harness.records import BrokenLogitsError, NotMeasured, TextKey, Trial
 from harness.storage import RunFolder
-from harness.storage.contents import Lines
 from harness.summary import DistributionTest, TextCheck, TextLikelihood
 from harness.theory.acceptance import conditional
 
@@ -260,7 +259,8 @@ def _answers(
     """The greedy answers to one turn of several conversations, generated where not stored."""
     asked = [completion(opened.target, config, entry, 0.0, 0) for entry in prompts]
     requests = [replace(entry, seed=0) for entry in asked]
-    return _generated(folder.answers, opened, requests, config, "the target answers earlier turns")
+    doing = "the target answers earlier turns"
+    return _generated(folder, opened, requests, config, doing, answers=True)
 
 
 def completions(
@@ -276,22 +276,24 @@ def completions(
         BrokenLogitsError: the target's are not finite; with `skip_broken` only such texts lack.
     """
     requests, doing = text_requests(opened.target, opened.prompts, config), "the target generates"
-    return _generated(folder.trials, opened, requests, config, doing, skip_broken=skip_broken)
+    return _generated(folder, opened, requests, config, doing, skip_broken=skip_broken)
 
 
 def _generated(
-    lines: Lines[Trial],
+    folder: RunFolder,
     opened: Target,
     requests: Sequence[Request],
     config: Config,
     doing: str,
     *,
+    answers: bool = False,
     skip_broken: bool = False,
 ) -> list[GeneratedText]:
     """The texts of some requests, those that are not stored generated, and stored batch by batch.
 
     Token by token is shown: a batch of texts takes minutes on a processor.
     """
+    lines = folder.answers if answers else folder.trials
     stored = {trial.key: trial for trial in lines.read()}
     waiting = [entry for entry in requests if entry.key not in stored]
     fresh: dict[TextKey, GeneratedText] = {}
@@ -308,7 +310,15 @@ def _generated(
                 return
             batch = config.batch if isinstance(config, AuditionConfig) else BATCH
             name = opened.target.shown
-            generate_texts(opened.target_model, some, name=name, batch=batch, tick=tick, keep=keep)
+            generate_texts(
+                opened.target_model,
+                some,
+                name=name,
+                batch=batch,
+                states=not answers,
+                tick=tick,
+                keep=keep,
+            )
 
         try:
             generate(waiting)

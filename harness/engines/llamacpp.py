@@ -403,7 +403,8 @@ def _check(config: ServerConfig) -> None:
             )
     _files(config)
     files = [conf for conf in (config.model, config.draft) if conf.is_file]
-    sizes = {conf.where: read_model(Path(conf.id), conf.where).weights_bytes for conf in files}
+    of_file = {conf.id: conf.where for conf in reversed(files)}  # both may be in one
+    sizes = {where: read_model(Path(file), where).weights_bytes for file, where in of_file.items()}
     total, needed = psutil.virtual_memory().total, sum(sizes.values())
     if needed > total and not torch.cuda.is_available():  # a card takes a part of them
         raise UserError(

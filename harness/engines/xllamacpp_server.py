@@ -2,8 +2,8 @@
 
     python -m harness.engines.xllamacpp_server --model FILE --port N ...
 
-It takes the flags of llama-server that the harness uses, with the same names and defaults, so that
-runs and reports have one command line for both. The wheel contains llama.cpp's server as a library.
+It takes the flags of llama-server that the harness uses, with the same names, so that runs and
+reports have one command line for both. Defaults are the library's, which the wheel contains.
 """
 
 import argparse
@@ -16,7 +16,6 @@ from typing import Any
 from harness.engine_facts.llamacpp import ENUM, SPEC_TYPES
 
 xllamacpp: Any = import_module("xllamacpp")  # an extra, without types
-SAMPLED = {"greedy": False, "probabilistic": True}
 
 
 def _type(name: str) -> Any:
@@ -24,8 +23,18 @@ def _type(name: str) -> Any:
 
 
 def _attention(name: str) -> Any:
-    named = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}[name]
-    return getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{named}")
+    named = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
+    return getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{_one_of(named, name)}")
+
+
+def _sampled(name: str) -> bool:
+    return _one_of({"greedy": False, "probabilistic": True}, name)
+
+
+def _one_of(named: dict[str, Any], name: str) -> Any:
+    if name not in named:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(named)}")
+    return named[name]
 
 
 def _kinds(name: str) -> Any:
@@ -66,7 +75,7 @@ def parameters() -> Any:
     flag("spec-draft-n-max", f"{draft}.n_max")
     flag("spec-draft-n-min", f"{draft}.n_min")
     flag("spec-draft-p-min", f"{draft}.p_min", float)
-    flag("spec-draft-sampling", f"{draft}.probabilistic", SAMPLED.__getitem__)
+    flag("spec-draft-sampling", f"{draft}.probabilistic", _sampled)
     flag("spec-draft-threads", f"{draft}.cpuparams.n_threads")
     flag("spec-draft-type-k", f"{draft}.cache_type_k", _type)
     flag("spec-draft-type-v", f"{draft}.cache_type_v", _type)

@@ -146,8 +146,8 @@ class _PairTimer:
     order: random.Random = field(default_factory=lambda: random.Random(0))
     begun: float = field(default_factory=lambda: perf_counter())
 
-    def late(self, most_s: float = REPETITIONS_S) -> bool:
-        return perf_counter() - self.begun > most_s
+    def late(self, most_s: float | None = None) -> bool:
+        return perf_counter() - self.begun > (REPETITIONS_S if most_s is None else most_s)
 
     def timings(
         self, forwards: Sequence[Forward], prompts: Sequence[Forward] = ()

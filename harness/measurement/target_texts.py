@@ -66,6 +66,7 @@ def generate_texts(
     *,
     name: str,
     batch: int = 32,
+    states: bool = True,
     tick: Callable[[int], None] = lambda _: None,
     keep: Callable[[GeneratedText], None] = lambda _: None,
 ) -> list[GeneratedText]:
@@ -75,6 +76,7 @@ def generate_texts(
         target: its logits are cut to its `vocab_size`.
         name: what errors call the target, such as "model=tiny".
         batch: texts in a batch at most; halved for good whenever memory runs out.
+        states: whether texts keep their hidden states, which scores need.
         tick: called with how many tokens are generated; those that a text leaves of its budget
             count when it ends.
         keep: called with each text of a batch when the batch is finished.
@@ -100,7 +102,9 @@ def generate_texts(
                 request=request,
                 tokens=tuple(tokens),
                 stop_reason=stop_reason(tokens, request.eos, request.stop),
-                hidden=None if rows.hidden is None else rows.hidden[index, : len(tokens)],
+                hidden=rows.hidden[index, : len(tokens)]
+                if states and rows.hidden is not None
+                else None,
             )
             for index, (request, tokens) in enumerate(zip(some, rows.tokens, strict=True))
         ]
