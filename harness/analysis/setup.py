@@ -27,7 +27,7 @@ from harness.config import (
 )
 from harness.engine_facts.draft_kinds import DraftKind
 from harness.engine_facts.engines import with_lines
-from harness.records import ResultRow, Rule, ServingEngine, UserError, grouped, where
+from harness.records import ResultRow, Rule, ServingEngine, grouped, where
 from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.storage.manifest import SERVER, EngineCosts, Environment, ModelEntry
@@ -161,11 +161,9 @@ class Setup:
     @property
     def thresholds(self) -> tuple[float, ...]:
         """The probabilities below which a token ends a draft, as listed; 0.0 is none."""
-        if self.conf("decode").get("stop", "none") != "none":
-            raise UserError(
-                f"{self.run.folder}: made by an earlier version, with decode.stop; make it again,"
-                " with p_min=[...]"
-            )
+        decode = self.conf("decode")
+        if self.command == "sweep" and decode.get("stop", "none") != "none":
+            return (float(decode["stop_threshold"]),)  # of a run before there was p_min
         return tuple(map(float, self.run.config.get("p_min") or (0.0,)))
 
     @property
