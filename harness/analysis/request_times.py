@@ -262,7 +262,10 @@ class _Lengths:
 
 
 def fit_line(counts: Array, seconds: Array, *, net: bool) -> tuple[float, float]:
-    """A start, and each of [n] counts' cost, 0 or more; if `net`, a start with its first count."""
+    """A start, and what each of [n] counts costs, 0 or more.
+
+    The start is not below 0; with `net` (another request was taken off) start + first count is not.
+    """
     start_s, each_s = least_squares(
         np.column_stack([np.ones_like(counts), counts - 1.0 if net else counts]), seconds
     )
