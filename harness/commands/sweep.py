@@ -262,7 +262,11 @@ class _Measured:
         requests = [request(self.pair, self.config, task) for task in tasks]
         if requests:
             run_requests(
-                *(self.folder, requests, self.models, label, self._visit_at_times),
+                self.folder,
+                requests,
+                self.models,
+                label,
+                self._visit_at_times,
                 warmed=self.warmed,
             )
 

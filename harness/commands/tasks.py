@@ -450,9 +450,8 @@ class ServerTasks:
 
     started: int  # speculating servers
     choosing: Sequence[ServerTask]  # of few K on few prompts, which price their rounds
-    plain: Sequence[
-        ServerTask
-    ]  # every text once, by which replay compares K; none if less is asked
+    # Every text once, by which replay compares K; none if less is asked
+    plain: Sequence[ServerTask]
     measured: Sequence[ServerTask]  # the visits
 
 
