@@ -112,7 +112,7 @@ class RoundTokens:
 
 @dataclass(frozen=True)
 class MeasuredPart:
-    """The prompts behind a verdict by replay and measured pairs (`harness.stats.two_phase`)."""
+    """The prompts behind a verdict by replay and pairs (`harness.stats.verdict_interval`)."""
 
     prompts: int  # replayed prompts of the workload, or of the prompt set
     measured: int  # prompts of all sets on which the K was timed next to plain decoding

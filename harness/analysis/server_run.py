@@ -54,7 +54,7 @@ from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.engine_facts.engines import OWN, spec_of
 from harness.records import GREEDY, Cell, ServingEngine, where
 from harness.stats.jackknife import token_weights
-from harness.stats.two_phase import look_shares
+from harness.stats.verdict_interval import look_shares
 from harness.summary import (
     Answer,
     Caveat,

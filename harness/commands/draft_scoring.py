@@ -59,7 +59,7 @@ from harness.models.load import NotEligible
 from harness.models.memory import free_bytes, shape_of
 from harness.models.probe import check_length
 from harness.records import DraftConfidence, Failure, TextTrace, UserError, in_one_line
-from harness.stats.two_phase import LOOKS
+from harness.stats.verdict_interval import LOOKS
 from harness.storage import RunFolder, StoredRun, load
 from harness.storage.manifest import AuditionCosts, AuditionNotes, IneligibleDraft, ModelEntry
 from harness.summary import Dropped

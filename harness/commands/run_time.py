@@ -42,7 +42,7 @@ from harness.measurement.round_times import (
     visits_for,
 )
 from harness.records import Prompt, grouped
-from harness.stats.two_phase import LOOKS
+from harness.stats.verdict_interval import LOOKS
 from harness.storage import RunFolder
 from harness.theory.cost import (
     Forwards,

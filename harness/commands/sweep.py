@@ -69,7 +69,7 @@ from harness.commands.timing import measure_steps, visits_of_pair
 from harness.config import SweepConfig, rates_for
 from harness.measurement.round_times import LEAST_VISITS, RoundVisits
 from harness.records import Cell, Trial, UserError, grouped
-from harness.stats.two_phase import LOOKS
+from harness.stats.verdict_interval import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import Ended, Looks, SyntheticAcceptance
 

@@ -38,7 +38,7 @@ from harness.config import (
 from harness.engine_facts.engines import ENGINES
 from harness.engine_facts.spec import shorter_budget
 from harness.records import GREEDY, Cell, Prompt, Varying, conversation_of, grouped
-from harness.stats.two_phase import LOOKS, most_measured
+from harness.stats.verdict_interval import LOOKS, most_measured
 from harness.storage.manifest import AskedLess, ChosenK, Looks, ServedKs
 
 Config = PairConfig | AuditionConfig
