@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from interval_coverage import Kind, simulate, stored
 from simulated_sweeps import TRUTHS, WORLDS, Design, simulated
 
-from harness.stats.two_phase import LOOKS
+from harness.stats.verdict_interval import LOOKS
 
 CHUNK = 20
 # What must be found on the whole workload, at the default design

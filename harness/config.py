@@ -291,8 +291,17 @@ class DraftsEntry(DraftConf):
 
 # Keys that an entry of `drafts` may set besides its name and id
 DRAFT_KEYS = (
-    *("dtype", "attention", "revision", "device", "device_map", "quantization"),
-    *("trust_remote_code", "allow_pickle", "block", "layers", "kind"),
+    "dtype",
+    "attention",
+    "revision",
+    "device",
+    "device_map",
+    "quantization",
+    "trust_remote_code",
+    "allow_pickle",
+    "block",
+    "layers",
+    "kind",
 )
 _SETTING = re.compile(r"([a-z_]+)[:=](.+)")
 

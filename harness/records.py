@@ -35,8 +35,6 @@ LONGEST_NGRAM = 2
 MOST_K = 1024
 # The temperature at which the likeliest token is taken
 GREEDY = 0.0
-# Share of all processors that other work may take before it is reported
-BUSY = 0.1
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 # The results of comparing a speculative greedy text with plain decoding's, as reports print them

@@ -1,8 +1,9 @@
 """The typed, versioned record of an analysed run, `Summary`: the result of `analysis.analyse`.
 
 It is written as summary.json and read back as the same type, and it is all that `harness.reporting`
-reads. It holds numbers and reason codes; every sentence is made in `harness.reporting`. Times are
-in seconds, except in `ResultRow` and `LatencyRow`, which are rows of csv files with fixed columns.
+reads. It holds numbers and reason codes; sentences are made in `harness.reporting`, and a caveat's
+in its record. Times are in seconds, except in `ResultRow` and `LatencyRow`, which are rows of csv
+files with fixed columns.
 
 Reading order: `Summary` at the end of this module, then the records of the command in question.
 
@@ -111,7 +112,7 @@ class RoundTokens:
 
 @dataclass(frozen=True)
 class MeasuredPart:
-    """The prompts behind a verdict by replay and measured pairs (`harness.stats.two_phase`)."""
+    """The prompts behind a verdict by replay and pairs (`harness.stats.verdict_interval`)."""
 
     prompts: int  # replayed prompts of the workload, or of the prompt set
     measured: int  # prompts of all sets on which the K was timed next to plain decoding

@@ -31,7 +31,7 @@ from simulated_reports import (
 )
 
 from harness.analysis.verdict import SETS_SHARE, Evidence, closed, in_turn
-from harness.stats.two_phase import LOOKS, Pairs, look_shares
+from harness.stats.verdict_interval import LOOKS, Pairs, look_shares
 from harness.summary import Answer
 
 BIASED = "R biased 3 %"

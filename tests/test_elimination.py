@@ -23,7 +23,7 @@ from harness.analysis.verdict import ONE_SIDED, Candidate, decide
 from harness.commands import draft_scoring, sweep
 from harness.measurement.round_times import LEAST_VISITS
 from harness.records import StepTiming, UserError
-from harness.stats.two_phase import LOOKS, look_shares, nominal_error
+from harness.stats.verdict_interval import LOOKS, look_shares, nominal_error
 from harness.stats.workload import Workload, visit_error
 from harness.storage import StoredRun, load
 from harness.storage.manifest import AuditionNotes

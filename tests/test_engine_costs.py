@@ -24,7 +24,7 @@ from harness.cli import compose
 from harness.records import UserError
 from harness.reporting.content import content_of
 from harness.stats.jackknife import CONFIDENCE, half_width
-from harness.stats.two_phase import two_phase
+from harness.stats.verdict_interval import two_phase
 from harness.stats.workload import SharedError, Workload
 from harness.storage import StoredRun, load
 from harness.storage.manifest import CostsAt, EngineCosts, ModelEntry

@@ -27,7 +27,7 @@ from harness.analysis.batch_schedule import (
     spread,
     throughputs,
 )
-from harness.analysis.waits import under_load
+from harness.analysis.user_latency import under_load
 from harness.cli import compose
 from harness.commands.run_lifecycle import create, load_prompts
 from harness.commands.server_requests import Failures, open_workload

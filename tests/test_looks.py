@@ -34,7 +34,7 @@ from harness.config import SweepConfig
 from harness.measurement import generations, target_texts
 from harness.measurement.round_times import LEAST_VISITS
 from harness.records import Cell, Prompt, Trial, UserError, grouped
-from harness.stats.two_phase import LOOKS, most_measured
+from harness.stats.verdict_interval import LOOKS, most_measured
 from harness.storage import StoredRun, load
 from harness.storage.manifest import ChosenK
 from harness.storage.manifest import Looks as LooksMade

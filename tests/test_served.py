@@ -14,13 +14,6 @@ from runs import FROZEN, ran, sample
 from harness.analysis import analyse
 from harness.analysis.batch_schedule import LoadResults
 from harness.analysis.comparison import compare
-from harness.analysis.request_times import (
-    NO_SHARED_VISIT,
-    least_squares,
-    least_varying,
-    settled,
-    undisturbed,
-)
 from harness.analysis.server_costs import (
     Requests,
     ServerCosts,
@@ -33,8 +26,15 @@ from harness.analysis.server_lossless import gates
 from harness.analysis.server_predictions import served_rows, timed_server
 from harness.analysis.server_run import served_run, served_summary
 from harness.analysis.server_texts import served_texts
+from harness.analysis.settled_times import (
+    NO_SHARED_VISIT,
+    least_squares,
+    least_varying,
+    settled,
+    undisturbed,
+)
 from harness.analysis.setup import Setup
-from harness.analysis.waits import one_by_one
+from harness.analysis.user_latency import one_by_one
 from harness.engine_facts.llamacpp import PROBABILISTIC
 from harness.engine_facts.spec import Counting
 from harness.records import RoundTiming, Rule, ServerClock, Trial

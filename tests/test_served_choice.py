@@ -22,7 +22,7 @@ from harness.commands.server_plan import SAFE_SHARE, Pace, expected, fitted
 from harness.commands.tasks import EncodedPrompt, everything
 from harness.engines.own import OwnLoop
 from harness.records import Prompt, UserError
-from harness.stats.two_phase import look_shares
+from harness.stats.verdict_interval import look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import ServedKs
 from harness.summary import from_json, to_json

@@ -18,7 +18,7 @@ from harness.analysis.verdict import (
 )
 from harness.records import Trial, UserError
 from harness.stats.jackknife import workload_ratio
-from harness.stats.two_phase import Pairs, most_measured
+from harness.stats.verdict_interval import Pairs, most_measured
 from harness.stats.workload import visit_error
 from harness.theory.speedup import RoundTimes
 

@@ -4,7 +4,8 @@
 alike; what a run lacks is left empty. Evidence: `setup` reads configuration and manifest, `cells`,
 `replayed`, `round_costs` and `lossless` turn what was measured into counts, `scored_drafts` and
 `server_texts` are what a pair and a server stored. Decision: `predicted` and `server_predictions`
-join rounds and costs, `verdict` and `answers` decide. A module for each command makes its page.
+join rounds and costs, `verdict` and `answers` decide. The modules that `analyse` imports make the
+summary of each command, `comparison` that of several runs.
 """
 
 from dataclasses import replace

@@ -31,7 +31,7 @@ import numpy as np
 
 from harness.analysis.cells import few_visits, few_visits_error
 from harness.analysis.replayed import as_served
-from harness.analysis.request_times import (
+from harness.analysis.settled_times import (
     Visit,
     paired_seconds,
     quantile,

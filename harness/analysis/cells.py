@@ -25,7 +25,7 @@ from harness.stats.jackknife import (
     log_speedup,
     share_interval,
 )
-from harness.stats.two_phase import spread_winsorised
+from harness.stats.verdict_interval import spread_winsorised
 from harness.summary import Visits
 from harness.theory.acceptance import conditional
 from harness.theory.replay import Replayed, replay

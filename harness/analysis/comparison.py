@@ -97,7 +97,7 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
     caveats: list[Caveat] = []
     compared: list[ComparedRun] = []
     for other in others:
-        pair_rows, pair_caveats = _compare_two((first, other))
+        pair_rows, pair_caveats = _compare_two(_Pair(first, other))
         if not pair_rows:
             raise UserError(f"runs: {first.name} and {other.name} have no cell in common")
         rows += pair_rows
@@ -130,8 +130,11 @@ def _run(name: str, run: StoredRun) -> _Run:
     return _Run(name, setup, texts.settled, lossy)
 
 
-# The reference first
-_Pair = tuple[_Run, _Run]
+class _Pair(NamedTuple):
+    """Two runs, of which the second is compared with the first."""
+
+    reference: _Run
+    other: _Run
 
 
 def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
@@ -245,7 +248,7 @@ def _measured_rows(pair: _Pair, shared: Shared, blank: ComparisonRow) -> list[Co
             row = replace(blank, prompt_set=name, temperature=temperature, k=k)
             if any((member, temperature, k) in failed for member in members):
                 row = replace(row, status="partial")
-            weights = pair[0].setup.weights if name == ALL_SETS else None
+            weights = pair.reference.setup.weights if name == ALL_SETS else None
             asked = [asked for asked, (one, _) in kept.items() if one.prompt_set in members]
             before = [plain[each] for each in asked] if baselines else ()
             row, p_value = _measured_row(row, [kept[each] for each in asked], before, weights)
@@ -371,8 +374,9 @@ def _unlike(pair: _Pair) -> Iterator[Caveat]:
         measured = f"measured on {'dummy' if dummy else 'real'} weights"
         kinds.append("synthetic" if setup.synthetic else measured)
     if kinds[0] != kinds[1]:
-        values = {"reference_run": pair[0].name, "reference_kind": kinds[0], "kind": kinds[1]}
-        yield from speedups_not_compared.of(pair[1].name, "other_acceptance", **values)
+        one, two = (run.name for run in pair)
+        values = {"reference_run": one, "reference_kind": kinds[0], "kind": kinds[1]}
+        yield from speedups_not_compared.of(two, "other_acceptance", **values)
 
 
 def _shared_prompts(pair: _Pair) -> Iterator[Caveat]:
@@ -386,12 +390,12 @@ def _shared_prompts(pair: _Pair) -> Iterator[Caveat]:
     same = sum(lengths[0][name] == lengths[1][name] for name in names)
     if not same:
         raise UserError(
-            f"runs: {pair[0].name} and {pair[1].name} have no prompt in common; compare runs of the"
-            " same prompts"
+            f"runs: {pair.reference.name} and {pair.other.name} have no prompt in common; compare"
+            " runs of the same prompts"
         )
     before, after = (len({(t.prompt_set, t.prompt) for t in run.trials}) for run in runs)
     equal_hashes = len({run.manifest.prompts_sha256 for run in runs}) == 1
-    both = (pair[0].name, pair[1].name)
+    both = (pair.reference.name, pair.other.name)
     lacking = len(names) - same
     yield from other_prompts.of(both, same, (before, after), lacking, equal_hashes=equal_hashes)
 

@@ -2,8 +2,8 @@
 
 A sweep decodes every prompt plainly and replays it at every K. It then measures one K, the best by
 replay, next to plain decoding, and looks at its verdicts four times on the way
-(`harness.stats.two_phase`). What decides here is what decides in the report, so that a run that
-stopped because everything was decided is one whose report decides everything.
+(`harness.stats.verdict_interval`). What decides here is what decides in the report, so that a run
+that stopped because everything was decided is one whose report decides everything.
 
 A server run chooses its K likewise, of the few whose servers it starts, and looks on the way.
 
@@ -39,7 +39,7 @@ from harness.analysis.sweep_and_audition import answered_questions, pair_run
 from harness.analysis.verdict import ONE_SIDED, closed
 from harness.records import GREEDY, TextTrace, grouped, where
 from harness.stats.jackknife import MIN_PROMPTS, Weights, enough_prompts, half_width
-from harness.stats.two_phase import look_shares, nominal_error
+from harness.stats.verdict_interval import look_shares, nominal_error
 from harness.storage import StoredRun
 from harness.storage.manifest import ChosenK
 from harness.summary import VerdictReason

@@ -1,9 +1,9 @@
 """Measured pairs: plain decoding and the chosen K on one prompt, run within moments of each other.
 
-A sweep that measures in looks decides by them (`harness.stats.two_phase`): replay says how many
-rounds every text takes, and the pairs what such a round costs next to a plain token. That holds as
-long as the loop emits the tokens per round that replay expects. Where it does not, the pairs alone
-decide, as the cells of a sweep that measures every K do.
+A sweep that measures in looks decides by them (`harness.stats.verdict_interval`): replay says how
+many rounds every text takes, and the pairs what such a round costs next to a plain token. That
+holds as long as the loop emits the tokens per round that replay expects. Where it does not, the
+pairs alone decide, as the cells of a sweep that measures every K do.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from harness.analysis.replayed import Replays, replay_check
 from harness.analysis.verdict import Candidate, Evidence, Timed
 from harness.records import Cell, Trial, grouped
 from harness.stats.jackknife import Array
-from harness.stats.two_phase import MIN_MEASURED, Pairs
+from harness.stats.verdict_interval import MIN_MEASURED, Pairs
 
 # Standard errors by which the loop and replay may differ in what a round emits and drafts
 REPLAY_HOLDS = 3.0

@@ -234,7 +234,10 @@ class _Curve:
         return np.array([np.nanpercentile(per_token_s, self._percentile), first_s.mean()])
 
     def _capacities_of(self, left_out: int | None = None) -> Array:
-        """[seed] requests of the middle half that end a second, while more come than can end."""
+        """[seed] requests of the middle half that end a second, while more come than can end.
+
+        They come evenly: requests that all begin at once would end in bursts.
+        """
         rates: list[float] = []
         for seed in self._seeds:
             together = self._traffic.served(self.choice, np.inf, seed, left_out).ended_s

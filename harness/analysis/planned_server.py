@@ -127,7 +127,10 @@ class Server:
 
     @cached_property
     def arriving(self) -> list[LoadTiming]:
-        """Loads at a rate, with full budgets, on servers of the largest loop's slots alone."""
+        """Loads at a rate, with full budgets, on servers of the largest loop's slots alone.
+
+        What a server with more or fewer slots costs is not known.
+        """
         most = max((key.concurrency for key in self.loads), default=0)
         return [
             each

@@ -188,7 +188,10 @@ class Speedup(NamedTuple):
 def speedups(
     evidence: Evidence, weights: Weights = None, error: PredictionError | None = None
 ) -> dict[Candidate, Speedup]:
-    """Every candidate's, and its interval; `error` is one besides prompts and visits."""
+    """Every candidate's: 1 / the weighted mean over sets of what a token costs in plain tokens.
+
+    Its interval is over prompts and visits; `error` is that of predictions besides these.
+    """
     workload = evidence.workload(weights, error and error.variance)
     values = np.exp(workload.log_speedups.value).tolist()
     intervals = workload.intervals() or [(None, None)] * len(values)

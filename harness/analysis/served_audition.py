@@ -5,7 +5,7 @@ it would have drafted, and with which probability, so the rounds of every K and 
 replay. What a round of n drafted tokens costs is timed once for each draft: on servers that reject
 every draft, or for a look-up in requests for a few prompts (`harness.analysis.server_costs`). So
 every (draft, K, threshold) is a candidate of one verdict. The best by replay is measured next to
-plain decoding, in pairs, as a sweep's is (`harness.stats.two_phase`). Where that leaves it
+plain decoding, in pairs, as a sweep's is (`harness.stats.verdict_interval`). Where that leaves it
 undecided, and another draft is expected to be faster than it was, that draft is measured, too: each
 of the two finalists has its share of the report's error.
 
@@ -49,7 +49,7 @@ from harness.analysis.verdict import Candidate, Evidence, closed
 from harness.engine_facts.draft_kinds import DRAFTS, looks_up
 from harness.engine_facts.engines import spec_of
 from harness.records import GREEDY, Failure, ResultRow, Trial, grouped, where
-from harness.stats.two_phase import look_shares
+from harness.stats.verdict_interval import look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER, ChosenK
 from harness.summary import DraftMemory, Leaderboard, LeaderboardRow, Summary

@@ -10,7 +10,7 @@ A look-up finds nothing in most rounds. These are no plain tokens of the server 
 (llama.cpp takes 11 % longer for them on a small model), so they have a cost of their own, R(0) of
 its rounds. A draft model's drafts are empty on a request's last token alone, too seldom for that.
 
-What a request takes is settled over visits first (`harness.analysis.request_times`). Sampled
+What a request takes is settled over visits first (`harness.analysis.settled_times`). Sampled
 requests of one prompt get the same seconds per round, so they are no independent samples. The
 error of costs is the jackknife's over groups of prompts (Kott, "The delete-a-group jackknife",
 2001): all requests of a prompt, plain ones, those at every K and those of shorter budgets, are left
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.request_times import (
+from harness.analysis.settled_times import (
     Settle,
     Visit,
     fit_line,

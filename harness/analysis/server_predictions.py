@@ -9,7 +9,7 @@ on all prompts is predicted from rounds that few requests priced, or that lie on
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -273,7 +273,7 @@ def served_rows(server: TimedServer) -> ServedRows:
     errors = _errors(server.texts, [made for made in predicted if made is not None])
     return ServedRows(
         measured,
-        [made and _with_interval(made, errors) for made in predicted],
+        [None if made is None else _with_interval(made, errors) for made in predicted],
         [
             _with_interval(made, errors)
             for row in measured
@@ -309,8 +309,11 @@ def _measured(server: TimedServer) -> list[ResultRow]:
     return made
 
 
-# A cell's row without an interval, and of what costs are known well enough their evidence
-_PredictedCell = tuple[ResultRow, Evidence | None]
+class _PredictedCell(NamedTuple):
+    """A cell as it is predicted."""
+
+    row: ResultRow  # without an interval
+    evidence: Evidence | None = None  # None where its costs are not known well enough for one
 
 
 def _errors(
@@ -318,11 +321,11 @@ def _errors(
 ) -> dict[float, PredictionError]:
     cells = grouped(completed(texts.settled), lambda trial: trial.cell_key)
     gaps: dict[Cell, Gap | None] = {}
-    for row, evidence in predicted:
-        if evidence is not None:
-            cell = _cell(row)
+    for made in predicted:
+        if made.evidence is not None:
+            cell = _cell(made.row)
             sums = paired_sums(cells.get(cell, []), cells.get(replace(cell, k=0), []))
-            gaps[cell] = gap_of(evidence, sums)
+            gaps[cell] = gap_of(made.evidence, sums)
     return prediction_errors(gaps)
 
 
@@ -360,7 +363,7 @@ def _predicted_cell(server: TimedServer, row: ResultRow) -> _PredictedCell | Non
     )
     if row.k == 0:
         made = with_times(made, costs.plain_s(texts.tokens), texts.tokens)
-        return replace(made, speedup=1.0), None
+        return _PredictedCell(replace(made, speedup=1.0))
     if not costs.times.covers(row.k):
         return None
     counts = served.replayed(texts, row.k)
@@ -374,10 +377,11 @@ def _predicted_cell(server: TimedServer, row: ResultRow) -> _PredictedCell | Non
     )
     without = left_out_costs(fit.requests, row.k)
     if not without:
-        return made, None
+        return _PredictedCell(made)
     draft = server.setup.draft
     replays = by_prompt(texts.traces, rule, {Candidate(draft, row.k): counts}, frozenset())
-    return made, evidence_of(replays, {draft: served_latency(served, temperature, costs, without)})
+    latencies = {draft: served_latency(served, temperature, costs, without)}
+    return _PredictedCell(made, evidence_of(replays, latencies))
 
 
 def _cell(row: ResultRow) -> Cell:

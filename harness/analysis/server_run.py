@@ -27,7 +27,6 @@ from harness.analysis.caveats.timing import predictions_off
 from harness.analysis.cells import completed, ratio, telling_rounds
 from harness.analysis.lossless import by_text, failures
 from harness.analysis.predicted import evidence_of
-from harness.analysis.request_times import with_enough_visits
 from harness.analysis.server_lossless import failed_gates, gate_caveats, replay_holds
 from harness.analysis.server_predictions import (
     ServedRows,
@@ -40,6 +39,7 @@ from harness.analysis.server_predictions import (
     timed_server,
 )
 from harness.analysis.server_texts import ServedTexts, served_texts
+from harness.analysis.settled_times import with_enough_visits
 from harness.analysis.setup import (
     Setup,
     kv_bytes_per_token,
@@ -49,12 +49,12 @@ from harness.analysis.setup import (
     run_facts,
 )
 from harness.analysis.unstable import impossible, unstable_cells
+from harness.analysis.user_latency import one_by_one, under_load
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
-from harness.analysis.waits import one_by_one, under_load
 from harness.engine_facts.engines import OWN, spec_of
 from harness.records import GREEDY, Cell, ServingEngine, where
 from harness.stats.jackknife import token_weights
-from harness.stats.two_phase import look_shares
+from harness.stats.verdict_interval import look_shares
 from harness.summary import (
     Answer,
     Caveat,

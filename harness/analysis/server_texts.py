@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from harness.analysis.cells import completed, few_visits, latest
 from harness.analysis.lossless import by_text, distrust, text_checks, without_faulty
 from harness.analysis.replayed import ScoredTexts, as_served, beginning, replayed_adaptively
-from harness.analysis.request_times import Settle, settled, settling
+from harness.analysis.settled_times import Settle, settled, settling
 from harness.analysis.setup import Setup, p_min_of
 from harness.engine_facts.engines import spec_of
 from harness.engine_facts.spec import Counting, counting_of, shorter_budget

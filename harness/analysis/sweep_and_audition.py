@@ -60,7 +60,7 @@ from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.engine_facts.draft_kinds import kind_of
 from harness.engine_facts.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
 from harness.records import Cell, Failure, LatencyRow, ResultRow, Source, Trial, grouped, where
-from harness.stats.two_phase import LOOKS, look_shares
+from harness.stats.verdict_interval import LOOKS, look_shares
 from harness.summary import (
     Answer,
     Caveat,

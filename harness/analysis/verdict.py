@@ -4,7 +4,7 @@ It rests on seconds and tokens per prompt, of plain decoding and of every candid
 on the same prompts (`Evidence`). The best candidate is named, or the one that replay chose to be
 measured. The best of 8 candidates that all tie with plain decoding "wins" 12-18 % of the time
 (docs/decisions/0012): the speedup is the named one's, less the optimism of choosing it, and bounds
-allow for the choice (`harness.stats.two_phase`).
+allow for the choice (`harness.stats.verdict_interval`).
 
 - `speculate`: the speedup's lower bound is above 1;
 - `does_not_pay`: the upper bound of every candidate is below 1;
@@ -55,7 +55,7 @@ from harness.stats.jackknife import (
     token_weights,
     workload_ratio,
 )
-from harness.stats.two_phase import MIN_MEASURED, Pairs, TwoPhase, most_measured, two_phase
+from harness.stats.verdict_interval import MIN_MEASURED, Pairs, TwoPhase, most_measured, two_phase
 from harness.stats.workload import SharedError, Workload
 from harness.summary import Answer, CandidateSpeedup, Doubt, MeasuredPart, Values
 from harness.theory.speedup import RoundTimes

@@ -8,6 +8,7 @@ loaded. The completions may come from a server of the target (`harness.commands.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
@@ -188,11 +189,15 @@ def _measure_here(
     return folder
 
 
-# Another run and its traces, with its step times or those that are named in the configuration
-Elsewhere = tuple[StoredRun, list[TextTrace], StoredTimes]
+class _Elsewhere(NamedTuple):
+    """Another run's traces, with its step times or those that are named in the configuration."""
+
+    source: StoredRun
+    traces: list[TextTrace]
+    times: StoredTimes
 
 
-def _stored_elsewhere(config: AuditionConfig, drafts: Sequence[str]) -> Elsewhere:
+def _stored_elsewhere(config: AuditionConfig, drafts: Sequence[str]) -> _Elsewhere:
     traces, source = stored_traces(config, drafts)
     lookups = {trace.draft for trace in traces if trace.chosen}
     times = stored_times(config, drafts, lookups, source)
@@ -202,15 +207,15 @@ def _stored_elsewhere(config: AuditionConfig, drafts: Sequence[str]) -> Elsewher
         kind = name if name in lookups else setup.kind_of(name)
         entry = setup.described_draft(name)
         check_draft_of(times.engine, name, kind, entry, config.temperature)
-    return source, traces, times
+    return _Elsewhere(source, traces, times)
 
 
 def _from_elsewhere(
-    config: AuditionConfig, stored: Elsewhere, folder: RunFolder | None
+    config: AuditionConfig, stored: _Elsewhere, folder: RunFolder | None
 ) -> RunFolder:
-    (source, traces, times), folder = stored, folder or create(config, AUDITION)
-    folder.write_traces(traces)
-    times.copy_to(folder)
+    source, folder = stored.source, folder or create(config, AUDITION)
+    folder.write_traces(stored.traces)
+    stored.times.copy_to(folder)
     folder.note(
         **{key: getattr(source.manifest, key) for key in OF_TEXTS},
         environment=describe_host(),

@@ -59,7 +59,7 @@ from harness.models.load import NotEligible
 from harness.models.memory import free_bytes, shape_of
 from harness.models.probe import check_length
 from harness.records import DraftConfidence, Failure, TextTrace, UserError, in_one_line
-from harness.stats.two_phase import LOOKS
+from harness.stats.verdict_interval import LOOKS
 from harness.storage import RunFolder, StoredRun, load
 from harness.storage.manifest import AuditionCosts, AuditionNotes, IneligibleDraft, ModelEntry
 from harness.summary import Dropped
@@ -318,7 +318,7 @@ class _Draft:
         """Time and store its steps, interleaved with the target's, which each draft times again."""
         name = self.conf.name
         steps = timed_steps(
-            *(self.folder, self.pair, self.config), paired_with=name, doing=f"timing {name}"
+            self.folder, self.pair, self.config, paired_with=name, doing=f"timing {name}"
         )
         self.folder.write_timings([*self.folder.timings(), *steps])
 
@@ -430,7 +430,12 @@ class _Turn:
         self._target = pair.target_model
         self._layers = pair.head.network.layers if isinstance(pair, HeadPair) else ()
         self.visits: RoundVisits = visits_of_draft(
-            *(folder, pair, conf, pair.timed_drafting, config, pair.most),
+            folder=folder,
+            target=pair,
+            conf=conf,
+            draft=pair.timed_drafting,
+            config=config,
+            most=pair.most,
             in_turn=True,
             counted=lambda *_: nullcontext(lambda: None),  # as a part of the turn
         )

@@ -63,7 +63,7 @@ from harness.records import Prompt
 from harness.reporting.console import print_brief, print_table, standard_output
 from harness.reporting.tables.cards import cost_table
 from harness.reporting.tables.specification import Column, Table, table
-from harness.stats.two_phase import LOOKS, most_measured
+from harness.stats.verdict_interval import LOOKS, most_measured
 from harness.theory.architecture import MemoryFit, architecture_of, usable_bytes
 from harness.theory.cost import (
     ALPHA,

@@ -93,7 +93,11 @@ def _value(value: Any) -> str:
 
 
 def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
-    """The configuration, with what `words` do not set taken from its `resume` or `traces_from`."""
+    """The configuration, with what `words` do not set taken from its `resume` or `traces_from`.
+
+    Raises:
+        UserError: that is no run folder.
+    """
     schema: Any = OmegaConf.get_type(config)
     resumed = config.get("resume") is not None
     key = "resume" if resumed else "traces_from"

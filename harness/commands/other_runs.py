@@ -71,7 +71,11 @@ def _check_same(
 def stored_traces(
     config: AuditionConfig, drafts: Sequence[str], *, partly: bool = False
 ) -> tuple[list[TextTrace], StoredRun]:
-    """The drafts' traces in `traces_from`, checked; with `partly` a draft may have none there."""
+    """The drafts' traces in `traces_from`, checked; with `partly` a draft may have none there.
+
+    Raises:
+        UserError: a run without traces, or of another model, other prompts or sampling parameters.
+    """
     key = as_typed("traces_from", config.traces_from)
     run = load(str(config.traces_from))
     check_source(key, run, config.decode)
@@ -186,7 +190,11 @@ class StoredTexts:
 
 
 def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> StoredTexts:
-    """The texts of `traces_from`, which are exactly those that this audition would ask for."""
+    """The texts of `traces_from`, which are exactly those that this audition would ask for.
+
+    Raises:
+        UserError: as `stored_traces`; another seed, budget, number of repetitions or temperature.
+    """
     key = as_typed("traces_from", config.traces_from)
     traces, run = stored_traces(config, drafts, partly=True)
     _check_same(key, "", run.config, config, ("seed", "new_tokens", "repetitions", "temperature"))
@@ -239,6 +247,9 @@ def stored_times(
 
     None where they are typed in, which is checked, or where they are to be measured. `lookups` are
     the drafts that look their tokens up, which need no typed time.
+
+    Raises:
+        UserError: both kinds given, none there, or a draft without times.
     """
     typed = config.latency
     if typed.target_ms is not None:
@@ -285,7 +296,12 @@ def stored_times(
 
 
 def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> EngineCosts:
-    """Decoding costs on the engine of a server run, checked against the configuration."""
+    """Decoding costs on the engine of a server run, checked against the configuration.
+
+    Raises:
+        UserError: these K or temperatures are not known there, drafts are sampled there in
+            another way than here, or it was measured on another card than `gpu`.
+    """
     key = as_typed("latency_from", source.folder)
     if config.thresholds:
         raise UserError(f"p_min={config.p_min}: not with {key}, whose rounds draft K")

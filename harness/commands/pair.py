@@ -404,6 +404,7 @@ def open_draft(
 
     Raises:
         NotEligible: another tokenizer than the target's.
+        UserError: one that cannot be loaded or rewound, or is made of weights that are not here.
     """
     device = resolve_device(config.device.name)
     check_clock(config, conf, device)

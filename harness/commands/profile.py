@@ -58,7 +58,7 @@ def run(config: ProfileConfig) -> Outcome:
         _measure(folder, pair, config, visits)
         requests, models = _plain_requests(pair, config)
         run_requests(
-            *(folder, requests, lambda entry: (models[entry.cell], None), "decoding", visits.up_to)
+            folder, requests, lambda entry: (models[entry.cell], None), "decoding", visits.up_to
         )
     return concluded(folder, verbose=config.verbose)
 

@@ -37,7 +37,12 @@ from harness.storage.resume import check_engine
 
 
 def check_texts_from(config: AuditionConfig, prompts: Sequence[Prompt]) -> None:
-    """Refuse what no server's completions can be had, or scored, for."""
+    """Refuse what no server's completions can be had, or scored, for.
+
+    Raises:
+        UserError: no API key, sampling parameters whose log-probabilities no server tells, or a
+            prompt whose earlier turns lack answers.
+    """
     api_key(config.api_key_env)
     for temperature in config.temperature:
         refuse_sampling(sampling_of(config.decode, temperature))
@@ -57,7 +62,11 @@ def audition_texts(
     times: StoredTimes,
     folder: RunFolder | None,
 ) -> RunFolder:
-    """Collect the completions that the folder lacks, and let every draft score them."""
+    """Collect the completions that the folder lacks, and let every draft score them.
+
+    Raises:
+        UserError: a server or a tokenizer that cannot be used, or no draft left to rank.
+    """
     check_target_of(times.engine, config.model, ModelEntry())
     with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
         target = load_vocabulary(config.model)

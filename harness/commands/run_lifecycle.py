@@ -111,7 +111,7 @@ def begin(
 
 
 def resumed(config: PairConfig | AuditionConfig, command: str) -> RunFolder | None:
-    """The folder to resume, checked before any model is loaded; None for a new run."""
+    """The folder to resume, checked before a model is loaded; UserError for another run's."""
     if config.resume is None:
         return None
     return RunFolder.resume(config.resume, command, asdict(config))

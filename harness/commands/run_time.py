@@ -42,7 +42,7 @@ from harness.measurement.round_times import (
     visits_for,
 )
 from harness.records import Prompt, grouped
-from harness.stats.two_phase import LOOKS
+from harness.stats.verdict_interval import LOOKS
 from harness.storage import RunFolder
 from harness.theory.cost import (
     Forwards,
@@ -340,7 +340,10 @@ def say_left(
 
 
 class Stopwatch:
-    """Seconds of a run from `begun`, those of earlier processes of it included."""
+    """Seconds of a run from `begun`, those of earlier processes of it included.
+
+    Loading and checking the models takes its part of the budget, too.
+    """
 
     def __init__(
         self, folder: RunFolder, budget_s: float | None, begun: float | None = None

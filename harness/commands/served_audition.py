@@ -79,7 +79,7 @@ from harness.records import (
     in_one_line,
     where,
 )
-from harness.stats.two_phase import LOOKS
+from harness.stats.verdict_interval import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import AUDITION, ChosenK, Ended, IneligibleDraft, ServedKs
 

@@ -146,7 +146,7 @@ def read_counters(config: ReportConfig) -> Outcome:
         inputs = _times_of_run(config.latency_from, config.temperature)
     with progress("asking who answers"):
         server = CountingServer(
-            *(str(config.metrics), api_key(config.api_key_env)), WantedModel(config.served_name)
+            str(config.metrics), api_key(config.api_key_env), WantedModel(config.served_name)
         )
     _check_drafts(server, server.first)
     with progress(f"waiting {INTERVAL_S:g} s for what {server.where.partition('=')[2]} serves"):

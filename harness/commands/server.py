@@ -1,8 +1,9 @@
 """A pair on the engine that will serve it: every K on live servers, then the verdict.
 
-The requests of servers are listed in `tasks`, how they are started or attached to in
-`server_start`, the visits that send them in `server_visits`, and what the weights say of returned
-texts in `server_judging`. Where only a tokenizer is here (score=false) there is little of the last.
+The requests of servers are listed in `tasks` and made in `server_requests`, what a budget leaves of
+them is in `server_plan`, how servers are started or attached to in `server_start`, the visits that
+send them in `server_visits`, and what the weights say of returned texts in `server_judging`. Where
+only a tokenizer is here (score=false) there is little of the last.
 """
 
 from harness.commands.checks import Problems, Vocabularies, check_run, without_too_long

@@ -156,6 +156,7 @@ def _score(folder: RunFolder, work: Workload) -> None:
 def _traces_of(
     folder: RunFolder, work: Workload, of_k: dict[int, list[GeneratedText]], how: Scoring
 ) -> dict[int, list[TextTrace]]:
+    """Traces of texts, by K, by as few weights as they need."""
     texts = [text for some in of_k.values() for text in some]
     greedy = all(text.request.sampling.temperature == GREEDY for text in texts)
     with ExitStack() as stack:

@@ -47,7 +47,7 @@ from harness.measurement.load import requests_of_load
 from harness.models.gguf_file import bytes_of, read_model
 from harness.models.load import memory_need
 from harness.records import UserError
-from harness.stats.two_phase import LOOKS
+from harness.stats.verdict_interval import LOOKS
 from harness.storage import RunFolder
 from harness.storage.manifest import AskedLess
 

@@ -108,6 +108,7 @@ class Workload:
         return replace(self, config=config, prompts=prompts, of_each_set=less.of_each_set)
 
     def tasks(self, tasks: Iterable[ServerTask]) -> list[Task]:
+        """The same tasks with their requests."""
 
         def asked(task: ServerTask) -> Request:
             request = self.request(task.entry, task.temperature, task.role.k, task.visit)

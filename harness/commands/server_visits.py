@@ -68,7 +68,7 @@ from harness.measurement.clock import undisturbed
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, warm_up
 from harness.measurement.server_request import ask
 from harness.records import LoadTiming, RoundTiming, Trial, UserError, grouped
-from harness.stats.two_phase import LOOKS
+from harness.stats.verdict_interval import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import Ended, ServedKs, WhyAll
 

@@ -69,7 +69,7 @@ from harness.commands.timing import measure_steps, visits_of_pair
 from harness.config import SweepConfig, rates_for
 from harness.measurement.round_times import LEAST_VISITS, RoundVisits
 from harness.records import Cell, Trial, UserError, grouped
-from harness.stats.two_phase import LOOKS
+from harness.stats.verdict_interval import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import Ended, Looks, SyntheticAcceptance
 
@@ -262,7 +262,11 @@ class _Measured:
         requests = [request(self.pair, self.config, task) for task in tasks]
         if requests:
             run_requests(
-                *(self.folder, requests, self.models, label, self._visit_at_times),
+                self.folder,
+                requests,
+                self.models,
+                label,
+                self._visit_at_times,
                 warmed=self.warmed,
             )
 

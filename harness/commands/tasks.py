@@ -38,7 +38,7 @@ from harness.config import (
 from harness.engine_facts.engines import ENGINES
 from harness.engine_facts.spec import shorter_budget
 from harness.records import GREEDY, Cell, Prompt, Varying, conversation_of, grouped
-from harness.stats.two_phase import LOOKS, most_measured
+from harness.stats.verdict_interval import LOOKS, most_measured
 from harness.storage.manifest import AskedLess, ChosenK, Looks, ServedKs
 
 Config = PairConfig | AuditionConfig
@@ -450,9 +450,8 @@ class ServerTasks:
 
     started: int  # speculating servers
     choosing: Sequence[ServerTask]  # of few K on few prompts, which price their rounds
-    plain: Sequence[
-        ServerTask
-    ]  # every text once, by which replay compares K; none if less is asked
+    # Every text once, by which replay compares K; none if less is asked
+    plain: Sequence[ServerTask]
     measured: Sequence[ServerTask]  # the visits
 
 

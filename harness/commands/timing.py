@@ -244,5 +244,5 @@ def _timed_loop(
     if isinstance(target, Pair) and side_by_side(folder, target, ks):
         models = SideBySide(target, timed=True).models
     return TimedLoop(
-        *(target.target_model, draft, name, requests, prompts, target.positions), beside=models
+        target.target_model, draft, name, requests, prompts, target.positions, beside=models
     )

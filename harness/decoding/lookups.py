@@ -124,14 +124,10 @@ default_ngram = partial(SimpleNgramDrafter, ngram=12)
 
 
 class Lookups(NamedTuple):
-    """The proposals of a look-up from every start of a text: their number, at most K, [n].
+    """The proposals of a look-up from every start of a text."""
 
-    Attributes:
-        matches: [n, K] whether the token proposed at this offset is the text's.
-    """
-
-    matches: NDArray[np.bool_]
-    proposed: NDArray[np.int64]
+    matches: NDArray[np.bool_]  # [n, K] whether the token proposed at this offset is the text's
+    proposed: NDArray[np.int64]  # [n] tokens proposed, at most K
 
 
 def lookups(

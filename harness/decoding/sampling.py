@@ -179,14 +179,11 @@ def most_likely(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Uniforms:
-    """The uniforms of one generation, each [positions], in (0, 1].
+    """The uniforms of one generation, each [positions], in (0, 1]."""
 
-    Those of the draft's draw, of its acceptance, and of the target's own token.
-    """
-
-    draft: Tensor
-    accept: Tensor
-    resample: Tensor
+    draft: Tensor  # of the draft's draw for a text position
+    accept: Tensor  # of keeping that token
+    resample: Tensor  # of the target's own token there: a correction, a bonus or a plain step
 
     @classmethod
     def keyed(

@@ -145,8 +145,12 @@ def verify_exact_match(
     """Sample the target's own token at every position; accept while it equals the draft's.
 
     The rule of mlx-lm (mlx_lm/generate.py, `speculative_generate_step`). Lossless as well, since
-    every emitted token is the target's draw, but it accepts less often than the ratio. The tokens
-    are sampled with other uniforms than `resample_uniforms`; the other arguments are not read.
+    every emitted token is the target's draw, but it accepts less often than the ratio.
+
+    Args:
+        target_probs: [n + 1, vocab], after the sampling parameters.
+        draft_tokens: [n], sampled with other uniforms than these.
+        resample_uniforms: [n + 1] in (0, 1]. The other arguments, for other rules, are not read.
     """
     choices = unless_broken(inverse_cdf(target_probs, resample_uniforms), target_probs[:, 0])
     accepted = _leading(choices[:-1] == draft_tokens)

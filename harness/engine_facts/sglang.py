@@ -167,12 +167,16 @@ SPEC = EngineSpec(
     rented="sglang==0.5.23",
 )
 REJECTION_SAMPLING = SPEC.variant(
-    *("sglang_rejection", "SGLang with rejection sampling", RULE_FLAGS["ratio"]),
-    _DRAWN_KINDS,
+    name="sglang_rejection",
+    row_name="SGLang with rejection sampling",
+    setting=RULE_FLAGS["ratio"],
+    kinds=_DRAWN_KINDS,
     rule="ratio",
 )
 BLOCK_VERIFICATION = SPEC.variant(
-    *("sglang_block", "SGLang with block verification", RULE_FLAGS["block"]),
-    _BLOCK_KINDS,
+    name="sglang_block",
+    row_name="SGLang with block verification",
+    setting=RULE_FLAGS["block"],
+    kinds=_BLOCK_KINDS,
     rule="block",
 )

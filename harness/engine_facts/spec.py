@@ -243,11 +243,11 @@ class EngineSpec:
 
     def variant(
         self,
+        *,
         name: str,
         row_name: str,
         setting: str,
         kinds: Collection[DraftKind],
-        *,
         rule: Rule,
         note: str = "",
     ) -> "EngineSpec":

@@ -155,7 +155,16 @@ def _mtp_notes(pair: PairToServe) -> Sequence[str]:
 
 
 _KINDS = (
-    *("model", "eagle", "eagle3", "peagle", "pard", "mtp", "medusa", "dflash", "dspark", "ngram"),
+    "model",
+    "eagle",
+    "eagle3",
+    "peagle",
+    "pard",
+    "mtp",
+    "medusa",
+    "dflash",
+    "dspark",
+    "ngram",
 )
 SPEC = EngineSpec(
     name="vllm",
@@ -210,13 +219,17 @@ _V2_ONLY = (
     " is ignored."
 )
 PROBABILISTIC = SPEC.variant(
-    *("vllm_probabilistic", "probabilistic vLLM", "draft_sample_method=probabilistic"),
-    [kind for kind in SPEC.lines if kind != "medusa"],  # Medusa heads never sample
+    name="vllm_probabilistic",
+    row_name="probabilistic vLLM",
+    setting="draft_sample_method=probabilistic",
+    kinds=[kind for kind in SPEC.lines if kind != "medusa"],  # Medusa heads never sample
     rule="ratio",
 )
 BLOCK_VERIFICATION = SPEC.variant(
-    *("vllm_block", "vLLM with block verification", "rejection_sample_method=block"),
-    _BLOCK_KINDS,
+    name="vllm_block",
+    row_name="vLLM with block verification",
+    setting="rejection_sample_method=block",
+    kinds=_BLOCK_KINDS,
     rule="block",
     note=_V2_ONLY,
 )

@@ -1,1 +1,1 @@
-"""The only rooms with a clock: step latencies, timed generations, and what machine this is."""
+"""Measurements: step and round times, timed generations, scores of drafts, and the machine."""

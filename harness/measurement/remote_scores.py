@@ -229,7 +229,10 @@ def _asked_trace(text: GeneratedText, draft_name: str, best: Sequence[int]) -> T
 
 
 def _confidence(likeliest: Likeliest) -> float:
-    """The probability of the likeliest of the listed first tokens; NaN where none is listed."""
+    """The probability of the likeliest of the listed first tokens; NaN where none is listed.
+
+    llama.cpp lists none of a token that leaves a character incomplete.
+    """
     if not likeliest or not likeliest[0]:
         return math.nan
     listed = np.exp([*likeliest[0].values()])

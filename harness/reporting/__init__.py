@@ -5,9 +5,10 @@ is the answer and the rows as JSON, which `json=true` prints. All read the Summa
 report can be made again without any model.
 
     sentences/  every sentence, by subject          tables/  every table, as column specifications
-    plots/      every plot
-    grid        the rows of the answers' table      serving  the serving commands of the engines
-    content     the parts of a report, in order     definitions  metrics.md as data
+    plots/      every plot                          picture  the first picture, a bar for each K
+    pages       the title, tables and plots of each command's report
+    content     the parts of a report, in order     grid     the rows of the answers' table
+    definitions  metrics.md as data                 serving_commands  those of the engines
     console, markdown, html  the layout of each     index    every run of a folder on one page
 """
 

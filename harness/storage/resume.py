@@ -8,8 +8,8 @@
   once it answers.
 
 Elsewhere is what every reading or writing of a run needs: that its files are whole
-(`harness.storage.files`, `contents`) and that no other process writes it (`lock`). Which of its
-generations are missing is known by `Trial.cell`, a hash of all that determines one
+(`harness.storage.files`, `contents`) and that no other process writes it (`files.Lock`). Which of
+its generations are missing is known by `Trial.cell`, a hash of all that determines one
 (`harness.commands.requests`); of which keys the run's are taken, see `harness.commands.keys`.
 """
 

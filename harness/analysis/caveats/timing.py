@@ -12,11 +12,13 @@ from harness.analysis.cells import PredictionError
 from harness.analysis.round_costs import UNLIKE, Latency, plain_tokens_apart
 from harness.analysis.setup import Setup
 from harness.engine_facts.engines import OWN, spec_of
-from harness.records import BUSY, CardReadings, ThrottleReason
+from harness.records import CardReadings, ThrottleReason
 from harness.storage.manifest import EngineCosts
 from harness.summary import Answer, Basis, RoundSummary, StepBound, Values
 from harness.theory.speedup import StepTimes
 
+# Share of all processors that other work may take before it is reported
+BUSY = 0.1
 # By how much the power limit may lower a card's SM clock, of the highest, without a caveat
 CAPPED = 0.1
 # Of the readings of a card that was busy, those with a reason for it to be a caveat

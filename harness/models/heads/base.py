@@ -51,7 +51,7 @@ class HeadNetwork(nn.Module, ABC):
 
     @abstractmethod
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
-        """The outputs of `depth` drafts, all accepted, from every start of a text [B, n + 1].
+        """The outputs of `depth` = K drafts, all accepted, from every start of a text [B, n + 1].
 
         Args:
             states: [B, n, width] the target's states of all tokens but the last.

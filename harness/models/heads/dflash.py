@@ -197,7 +197,8 @@ class DFlashNetwork(HeadNetwork):
 def _attend_up_to(query: Tensor, own: KeysValues, *, seen: Tensor, context: KeysValues) -> Tensor:
     """The attention of blocks [B, heads, block, D] to rows of one text, and to all of themselves.
 
-    `seen` [B, n] are the rows of the text that a block attends to.
+    `own` are each block's keys and values, `context` the text's, [1, KV heads, n, D]; `seen` [B, n]
+    are the rows of the text that a block attends to.
     """
     groups = query.shape[1] // own.keys.shape[1]
     scale, rows = query.shape[-1] ** -0.5, seen.shape[1]
@@ -287,7 +288,7 @@ class Block:
 
 
 def load_dflash(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read a DFlash drafter."""
+    """Read a DFlash drafter; UserError: another layout, incomplete, or for another target."""
     files = HeadFiles(conf, target, *DFLASH)
     with explained(conf):
         config = files.config

@@ -154,7 +154,7 @@ class DSparkHead(DFlashHead):
 
 
 def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read a DSpark drafter."""
+    """Read a DSpark drafter; UserError: another layout, incomplete, or for another target."""
     files = HeadFiles(conf, target, *DSPARK)
     with explained(conf):
         check_reads_states(files.config, files.where, files.kind)

@@ -80,7 +80,7 @@ class EagleNetwork(LayerNetwork):
 
 
 def load_eagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read an EAGLE head."""
+    """Read an EAGLE head; UserError: another layout, incomplete, or for another target."""
     files = HeadFiles(conf, target, *EAGLE)
     with explained(conf):
         config = _config(files.config, files.where)

@@ -146,7 +146,7 @@ class Layout:
 
 
 def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read an EAGLE-3 head."""
+    """Read an EAGLE-3 head; UserError: another layout, incomplete, or for another target."""
     files = HeadFiles(conf, target, *EAGLE3)
     with explained(conf):
         layout = _layout(files.config, files.where)

@@ -124,7 +124,7 @@ class MedusaHead(BlockHead):
 
 
 def load_medusa(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read Medusa heads."""
+    """Read Medusa heads; UserError: another layout, incomplete, or for another target."""
     with explained(conf):
         files = HeadFiles(conf, target, *MEDUSA)
         tensors = files.tensors(MEDUSA_FILES, MEDUSA_PICKLES)

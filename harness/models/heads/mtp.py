@@ -199,7 +199,11 @@ class MtpHead(ChainHead):
 
 
 def load_mtp(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read the MTP layer from the checkpoint that `conf` names, the target's or a similar one."""
+    """Read the MTP layer from the checkpoint that `conf` names, the target's or a similar one.
+
+    Raises:
+        UserError: the target is of another type, or the checkpoint has no supported MTP layer.
+    """
     named = target.shown
     where = conf.shown
     config: Any = target.network.config.get_text_config()

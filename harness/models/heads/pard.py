@@ -155,7 +155,12 @@ class PardHead(MaskHead):
 
 
 def load_pard(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read a PARD draft, whose layers must run as `PardNetwork.passes` needs it."""
+    """Read a PARD draft.
+
+    Raises:
+        NotEligible: another tokenizer than the target's.
+        UserError: no mask token, or layers that do not run as `PardNetwork.passes` needs it.
+    """
     where, config = conf.where, head_config(conf)
     mask_token = config.get(PARD_KEY)
     if not isinstance(mask_token, int):

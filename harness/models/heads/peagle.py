@@ -126,7 +126,7 @@ class PeagleHead(MaskHead, LayerHead):
 
 
 def load_peagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
-    """Read a P-EAGLE head."""
+    """Read a P-EAGLE head; UserError: another layout, incomplete, or for another target."""
     files = HeadFiles(conf, target, *PEAGLE)
     with explained(conf):
         config = files.config

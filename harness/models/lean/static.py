@@ -126,7 +126,10 @@ class StaticModel(LeanModel):
     def recorded(
         self, key: Hashable, work: Callable[..., Recorded], *inputs: Tensor | None
     ) -> Recorded:
-        """Copies of the outputs of `work(*inputs)`, recorded first, one launch from then on."""
+        """The outputs of `work(*inputs)`, recorded the first time, one launch from then on.
+
+        They are copies, which the next launch does not change; ValueError: the cache is full.
+        """
         recording = self._recordings.get(key)
         if recording is None:
             begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Waits of a server's users: for the first token, each further one, and the whole answer.
+"""Latency of a server's users: the first token (TTFT), each further one (TPOT), the whole answer.
 
 A request is one prompt in one visit, as it was, on the client's clock; a speedup rests on times
 that are settled over visits, and a wait is whatever it was. The server's own clock says what came

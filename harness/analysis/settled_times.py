@@ -141,13 +141,19 @@ def settling(trials: Sequence[Trial]) -> Settle:
     timed = [trial for trial in trials if _is_timed(trial) and trial.temperature == GREEDY]
     return least_varying(
         [(trial.decode_s or 0.0) + (trial.one_token_s or 0.0) for trial in group]
-        for group in grouped(timed, _asked).values()
+        for group in grouped(timed, _Asked.of).values()
     )
 
 
-def _asked(trial: Trial) -> tuple[Cell, str]:
-    """The request, which every visit asks."""
-    return trial.cell_key, trial.prompt
+class _Asked(NamedTuple):
+    """A request that is asked in every visit."""
+
+    cell: Cell
+    prompt: str
+
+    @classmethod
+    def of(cls, trial: Trial) -> "_Asked":
+        return cls(trial.cell_key, trial.prompt)
 
 
 def settled(trials: Sequence[Trial], settle: Settle = undisturbed) -> list[Trial]:
@@ -166,20 +172,20 @@ def settled(trials: Sequence[Trial], settle: Settle = undisturbed) -> list[Trial
     sampled = (trial for _, trial in timed if trial.temperature != GREEDY)
     cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
     lengths = {cell: _Lengths.of(made) for cell, made in cells.items()}
-    generations = grouped(latest(trials), _asked)
+    generations = grouped(latest(trials), _Asked.of)
     texts = {  # by most of those that were timed
         asked: max(alike, key=alike.count, default=None)
         for asked, group in generations.items()
         for alike in [[trial.tokens for trial in group if _is_timed(trial)]]
     }
     visits = {
-        asked: _visits(entries, texts[asked], lengths.get((asked[0].temperature, asked[0].k)))
-        for asked, entries in grouped(timed, lambda entry: _asked(entry[1])).items()
+        asked: _visits(entries, texts[asked], lengths.get((asked.cell.temperature, asked.cell.k)))
+        for asked, entries in grouped(timed, lambda entry: _Asked.of(entry[1])).items()
     }
     made: list[Trial] = []
     for asked, group in generations.items():
-        cell, prompt = asked
-        plain = visits.get((replace(cell, k=0), prompt), []) if cell.k else []
+        cell = asked.cell
+        plain = visits.get(asked._replace(cell=replace(cell, k=0)), []) if cell.k else []
         seconds = paired_seconds(visits.get(asked, []), plain, settle)
         length = lengths.get((cell.temperature, cell.k))
         if cell.temperature == GREEDY:
@@ -262,7 +268,10 @@ class _Lengths:
 
 
 def fit_line(counts: Array, seconds: Array, *, net: bool) -> tuple[float, float]:
-    """A start, and each of [n] counts' cost, 0 or more; if `net`, a start with its first count."""
+    """A start, and what each of [n] counts costs, 0 or more.
+
+    The start is not below 0; with `net` (another request was taken off) start + first count is not.
+    """
     start_s, each_s = least_squares(
         np.column_stack([np.ones_like(counts), counts - 1.0 if net else counts]), seconds
     )

@@ -10,7 +10,7 @@ from simulated_sweeps import TRUTHS, Design, at_look, simulated, two_phases, ver
 
 from harness.analysis.verdict import closed, in_turn
 from harness.stats.jackknife import Interval, exponential, log_speedup
-from harness.stats.two_phase import (
+from harness.stats.verdict_interval import (
     BLOCKS,
     DRIFTS,
     LOOKS,
