@@ -195,6 +195,8 @@ def test_the_time_that_is_left_follows_from_what_the_texts_took() -> None:
     assert time.ranking_s == 160.0
     left = time.left(150.0)
     assert (left.plain, left.drafts, left.measuring) == (0.0, {"a": 60.0, "b": 30.0}, 300.0)
+    early = time.left(50.0, 0.25)  # twice as slow as planned
+    assert (early.plain, early.measuring) == (150.0, 400.0)
     assert "at most about" in time.sentence()
 
 

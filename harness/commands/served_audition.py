@@ -34,7 +34,7 @@ from harness.commands.checks import Vocabularies
 from harness.commands.pair import Scoring, described
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import answer_so_far, begin, measuring, resumable
-from harness.commands.run_time import Stopwatch
+from harness.commands.run_time import WORTH_SAYING_S, Stopwatch
 from harness.commands.server_judging import judge_greedy_texts, scores_by_server
 from harness.commands.server_plan import (
     LOOKUP_KS,
@@ -232,14 +232,16 @@ def _decode_plainly(run: _Run, plain: Server) -> None:
     tasks = work.tasks(ServerTask(PLAIN, 0, entry, GREEDY, "trials") for entry in entries)
     waiting = waiting_of(folder, tasks)
     sizes = [len(task.request.tokens) + task.request.budget for task in waiting]
-    begun = monotonic()
+    begun, time = monotonic(), run.time if len(waiting) == len(tasks) else None
     with progress("decoding the prompts plainly", len(waiting), sizes=sizes) as tick:
-        for task in waiting:
+        for number, task in enumerate(waiting, start=1):
             folder.trials.append(_answer(work, plain, task))
             tick()
-    if run.time is not None and len(waiting) == len(tasks):
-        took_s = monotonic() - begun
-        say(f"the texts took {fmt.duration(took_s)}; left: {run.time.left(took_s).sentence()}")
+            took_s = monotonic() - begun
+            if time is not None and (took_s > WORTH_SAYING_S or number == len(waiting)):
+                left = time.left(took_s, sum(sizes[:number]) / sum(sizes))
+                say(f"the first texts took {fmt.duration(took_s)}; left: {left.sentence()}")
+                time = None  # said once
 
 
 def _answer(work: Workload, server: Server, task: Task, *, cached: bool = False) -> Trial:

@@ -371,11 +371,12 @@ class AuditionTime:
             f" {about(ranked + look, ranked + self.finalists * self.measuring)}"
         )
 
-    def left(self, plain_s: float) -> "AuditionTime":
-        """What is left after the plain texts, which took so long."""
-        pace = plain_s / self.plain if self.plain else 1.0
+    def left(self, took_s: float, share: float = 1.0) -> "AuditionTime":
+        """What is left at the pace of the first plain texts, a share of them that took so long."""
+        pace = took_s / (share * self.plain) if self.plain else 1.0
+        plain = pace * (1.0 - share) * self.plain
         drafts = {name: pace * seconds for name, seconds in self.drafts.items()}
-        return replace(self, plain=0.0, drafts=drafts, measuring=pace * self.measuring)
+        return replace(self, plain=plain, drafts=drafts, measuring=pace * self.measuring)
 
 
 def audition_time(
