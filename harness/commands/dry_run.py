@@ -112,7 +112,7 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     if config.until == "decided":
         generations = (
             f"at most {generations}, {len(tasks.texts)} of them in batches; short texts are"
-            f" repeated until each cell has {CELL_S:g} s ({tasks.repeats:,} more at most)"
+            f" repeated until each cell has {CELL_S:g} s, which adds {tasks.repeats:,} at most"
         )
         measured = most_measured(len(prompts))
         others = f"; other K: {PROMPTS_OF_EVERY_K} prompts of each set" if ks[2:] else ""
