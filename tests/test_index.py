@@ -298,4 +298,4 @@ def test_a_killed_audition_ranks_the_drafts_that_were_scored_and_timed(tmp_path:
     drafts = {trace.draft for trace in load(folder).traces}
     assert "tiny_small" in drafts
     assert {row.draft for row in board.rows} == {*drafts, None} - {"tiny_small"}
-    assert "Use tiny_good" in page
+    assert "Try tiny_good" in page

@@ -127,7 +127,8 @@ def answer_sentence(answer: Answer, at_edge: Caveat | None = None) -> str:
         at_edge: the caveat that its K is the largest tried.
     """
     if answer.speculates:
-        use = f"Use {pair(*answer.named, answer.p_min)}: {times_as_fast(answer)}"
+        verb = "Use" if answer.source == "measured" else "Try"  # what is predicted is measured next
+        use = f"{verb} {pair(*answer.named, answer.p_min)}: {times_as_fast(answer)}"
         larger = " K={k} is the largest tried; try k=[{ks}]."
         return f"{use}.{larger.format(**at_edge.values) if at_edge else _ties(answer)}"
     reason = _reason(answer)
